@@ -5,7 +5,8 @@ acknowledged half. Compaction is what `compact_store` does beside a process that
 verified and handed over, and not adopted, so that it is there to be done again. Against it a scan of the same files
 with py-lmdb alone: `headers` reads how many entries each run has, `whole` a checksum of every value. A figure is the
 median of three after one to warm up, Spark's in one session; what its start costs stands beside them, and from how many
-entries on two cores repay that.
+entries on two cores repay that. `copy` is the same of the store's copy, in a directory (`file://`), of which each task
+fetches its partition; what it compacts it puts there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import lmdb
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.opening import StoreLock
+from duelog.tools.arrow import open_tables
 from duelog.tools.audit import audit_store
+from duelog.tools.columns.copies import copy_url, store_name
 from duelog.tools.columns.scan_arrow import MESSAGES, scan_messages
 from duelog.tools.columns.scan_plan import plan_scan
 from duelog.tools.columns.sealed import sealed_generations
@@ -53,6 +56,8 @@ SUBJECTS = (
     Subject("lmdb", "py-lmdb alone, one core"),
     Subject("local1", "Spark local[1]"),
     Subject("local2", "Spark local[2]"),
+    Subject("copy", "of a copy, one core"),
+    Subject("copy2", "of a copy, Spark local[2]"),
 )
 _DAYS = 4
 _TOPICS = 8
@@ -67,20 +72,22 @@ Jobs = dict[str, Callable[[], object]]
 
 def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
     """Entries a second of each job."""
-    store = directory / "store"
-    _build(store, n)
+    store, cores = directory / "store", subject[-1]
+    url = (directory / "bucket").as_uri() if subject.startswith("copy") else None
+    _build(store, n, url)
     entries = sum(part.entries for part in plan_scan(store))
     if entries != n:
         raise RuntimeError(f"{entries} of {n} entries are sealed")
     if subject == "lmdb":
         return _rates({HEADERS.name: lambda: _raw(store, False), WHOLE.name: lambda: _raw(store, True)}, n)
-    if subject == "duelog":
-        return _rates(_plain(store, directory), n)
+    read = store if url is None else Path(url)
+    if cores not in "12":
+        return _rates(_plain(read, directory), n)
     started = time.perf_counter()
-    with _session(subject) as spark:
+    with _session(cores) as spark:
         spark.range(1).count()
         start = time.perf_counter() - started
-        return _rates(_on_spark(store, directory, spark), n) | {START.name: start}
+        return _rates(_on_spark(read, directory, spark), n) | {START.name: start}
 
 
 def _rates(jobs: Jobs, n: int) -> dict[str, float]:
@@ -98,7 +105,7 @@ def _times(job: Callable[[], object]) -> list[float]:
     return took
 
 
-def _build(path: Path, n: int) -> None:
+def _build(path: Path, n: int, url: str | None) -> None:
     clock = ManualClock(load.NOW_MS)
     payload = load.payloads(1, _PAYLOAD_BYTES)[0]
     dues = load.dues(n, load.START_MS, load.START_MS + _DAYS * load.DAY_MS).tolist()
@@ -118,6 +125,9 @@ def _build(path: Path, n: int) -> None:
             reader.close()
         clock.advance(1_000)
         store.tick()
+    if url is not None:
+        with DelayedStore.open(path, StoreConfig(replica=url, max_clock_jump_ms=None), clock=clock) as store:
+            store.save_manifest()
 
 
 # -- py-lmdb alone ---------------------------------------------------------------------------------
@@ -143,6 +153,9 @@ def _raw(store: Path, whole: bool) -> int:
 
 def _plain(store: Path, directory: Path) -> Jobs:
     def scan(columns: list[str]) -> int:
+        if copy_url(store) is not None:
+            with open_tables(store, pending=False) as tables:
+                return sum(batch.num_rows for batch in tables.batches("messages", columns))
         return sum(batch.num_rows for part in plan_scan(store) for batch in scan_messages(part, columns))
 
     return {
@@ -164,7 +177,9 @@ def _on_spark(store: Path, directory: Path, spark: SparkSession) -> Jobs:
 
     def scan(columns: list[str]) -> None:
         schema = spark_schema(MESSAGES)
-        frame = spark.read.format("duelog").schema(type(schema)([schema[name] for name in columns])).load(str(store))
+        frame = (
+            spark.read.format("duelog").schema(type(schema)([schema[name] for name in columns])).load(store_name(store))
+        )
         frame.write.format("noop").mode("overwrite").save()
 
     return {
@@ -182,6 +197,13 @@ def _all_columns() -> list[str]:
 
 def _compact(store: Path, run: Runner | None = None) -> None:
     """Compact everything up to adoption, and have it to do again."""
+    if (url := copy_url(store)) is not None:
+        compact_store(store, run=run)
+        made = Path(url.removeprefix("file://")) / "compacted"
+        if len(list(made.iterdir())) != _DAYS:
+            raise RuntimeError(f"{len(list(made.iterdir()))} partitions of {_DAYS} were compacted")
+        shutil.rmtree(made)
+        return
     lock = StoreLock(store)  # adoption is for who has it
     lock.take()
     try:
@@ -200,10 +222,10 @@ def _exported(directory: Path, export: Callable[[Path], object]) -> None:
 
 
 @contextmanager
-def _session(subject: str) -> Iterator[SparkSession]:
+def _session(cores: str) -> Iterator[SparkSession]:
     from duelog.tools.spark.session import make_session  # noqa: PLC0415 - as above
 
-    session = make_session(f"local[{subject.removeprefix('local')}]")
+    session = make_session(f"local[{cores}]")
     try:
         yield session
     finally:
@@ -222,20 +244,21 @@ def main(argv: list[str]) -> int:
         plain, two = (results.median(case, subject, COMPACTION.name) for subject in ("duelog", "local2"))
         if plain and two:
             results.target(f"{case}: compaction on 2 cores, to one core without Spark", two / plain, 1.6, "more", "x")
-        for job in (HEADERS, WHOLE, AUDIT, COMPACTION, EXPORT):
-            _note_what_pays(results, case, job.name)
+        for one, both in (("duelog", "local2"), ("copy", "copy2")):
+            for job in (HEADERS, WHOLE, AUDIT, COMPACTION, EXPORT):
+                _note_what_pays(results, case, job.name, one, both)
     results.show()
     return 0
 
 
-def _note_what_pays(results: Results, case: str, job: str) -> None:
-    plain, two = (results.median(case, subject, job) for subject in ("duelog", "local2"))
-    start = results.median(case, "local2", START.name)
+def _note_what_pays(results: Results, case: str, job: str, one: str, both: str) -> None:
+    plain, two = (results.median(case, subject, job) for subject in (one, both))
+    start = results.median(case, both, START.name)
     if not plain or not two or not start:
         return
     if two <= plain:
-        results.notes.append(f"{case}, {job}: two cores with Spark are no faster than one without")
+        results.notes.append(f"{case}, {job}, {both}: two cores with Spark are no faster than one without")
     else:
         results.notes.append(
-            f"{case}, {job}: Spark on two cores pays from {start / (1 / plain - 1 / two):,.0f} entries"
+            f"{case}, {job}, {both}: Spark on two cores pays from {start / (1 / plain - 1 / two):,.0f} entries"
         )

@@ -28,7 +28,7 @@ from ..cleanup.compaction_plan import partition_logs, plan_generation
 from ..cleanup.log_claims import LogClaims, claims_of_logs, read_claims, reason_to_keep
 from ..opening import Identity, StoreLock, open_main
 from ..replica.bucket import Bucket
-from ..replica.compacted import put_compacted
+from ..replica.compacted import compacted_waiting, put_compacted
 from ..replica.copied_store import Excerpt, open_copy
 from ..store.clock import SystemClock
 from ..store.codec.format import PartitionState, Relied
@@ -226,9 +226,10 @@ def compact_store(
     """Rewrite the closed partitions of which at least `min_dead_ratio` of the bytes of bodies is needed no more.
 
     path: or the URL of the store's copy in object storage: the process that ships there takes over what is finished
-    with its next manifest. What the store's retention keeps stays. What is dropped cannot be gone back to by seeking,
-    as if it had been trimmed. run: what plans and copies; None: this process, one partition after the other. A
-    partition that the store deletes or replaces before it was planned is left out; one that is damaged has failed.
+    with its next manifest, and until the one behind that such a partition is left out. What the store's retention
+    keeps stays. What is dropped cannot be gone back to by seeking, as if it had been trimmed. run: what plans and
+    copies; None: this process, one partition after the other. A partition that the store deletes or replaces before
+    it was planned is left out; one that is damaged has failed.
     Not in a process that has the store open. Raises InvalidArgument, FormatMismatch, DamagedStore; of a copy what
     `open_copy` raises, and ReplicaUnreachable.
     """
@@ -238,7 +239,14 @@ def compact_store(
         tasks, found = _tasks(path, min_dead_ratio, dry_run)
         return _compact(path, tasks, found, run or run_here, progress)
     with open_copy(url) as copy:
-        closed = [each for each, state, _ in copied_partitions(copy) if state is PartitionState.CLOSED]
+        waiting = compacted_waiting(Bucket(url))
+        closed = [
+            each
+            for each, state, _ in copied_partitions(copy)
+            if state is PartitionState.CLOSED
+            and each.start_ms not in copy.behind
+            and (each.start_ms, each.generation + 1) not in waiting
+        ]
         tasks = [
             CompactionTask(each, copy.main.manifest.store_id, (), min_dead_ratio, dry_run, excerpt(copy, each.start_ms))
             for each in closed

@@ -21,7 +21,7 @@ from duelog.store.errors import InvalidArgument, ReplicaUnreachable
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-LOG, MANIFESTS, FILES = "log", "snap", "files"
+LOG, MANIFESTS, FILES, COMPACTED = "log", "snap", "files", "compacted"
 """Folders under the prefix."""
 
 _TIMEOUTS: dict[str, Any] = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}

@@ -20,14 +20,11 @@ from duelog.store.errors import ReplicaDamaged
 from duelog.store.files.directory import remove_tree
 from duelog.store.files.system_errors import require_space
 
-from .bucket import Bucket
+from .bucket import COMPACTED, Bucket
 from .manifest import ReplicaFile
 from .restoring import download
 
 _log = logging.getLogger("duelog.replica")
-
-COMPACTED = "compacted"
-"""Folder under the prefix."""
 
 _NAME = re.compile(rf"{COMPACTED}/(\w+)-g(\d+)-(\w+)-(\d+)-([0-9a-f]{{8}})\.mdb")
 
@@ -40,6 +37,12 @@ def put_compacted(bucket: Bucket, staged: Staged) -> str:
     name = f"{COMPACTED}/{partition}-g{staged.generation:06d}-{unique}-{size}-{crc:08x}.mdb"
     bucket.put(name, path)
     return name
+
+
+def compacted_waiting(bucket: Bucket) -> frozenset[tuple[int, int]]:
+    """(start, generation) of what lies there and is not taken yet. Raises ReplicaUnreachable."""
+    names = [_NAME.fullmatch(each.name) for each in bucket.listing(COMPACTED)]
+    return frozenset((parse_directory_name(each[1]), int(each[2])) for each in names if each is not None)
 
 
 def take_compacted(bucket: Bucket, store: Path, kept_bytes: int) -> None:

@@ -56,13 +56,14 @@ Rows = dict[int, EnvironmentRows]
 class CopiedEnvironment(NamedTuple):
     """An environment of a store as of a group of the log, and where in the copy it is. Picklable.
 
-    manifest: its files are those of this environment. place: of the last group. record: of the partition; None: it is
-    the main environment. after: groups behind this place have rows that the files lack; None: none has.
+    manifest: its files are those of this environment. place: of the last group; None: the newest. record: of the
+    partition, with the generation of its files; None: it is the main environment. after: groups behind this place have
+    rows that the files lack; None: none has.
     """
 
     url: str
     manifest: Manifest
-    place: int
+    place: int | None
     start_ms: int = MAIN_START
     record: PartitionRecord | None = None
     after: int | None = None
@@ -74,7 +75,7 @@ class CopiedEnvironment(NamedTuple):
         DamagedStore, StoreFull.
         """
         bucket, manifest, record, start_ms = Bucket(self.url), self.manifest, self.record, self.start_ms
-        log = ReplicaLog(bucket, manifest.store_id, manifest, group=self.place or None)
+        log = ReplicaLog(bucket, manifest.store_id, manifest, group=self.place)
         path, name = store / "main", "main"
         with explained(store):
             if record is not None:
@@ -83,7 +84,7 @@ class CopiedEnvironment(NamedTuple):
                     map_bytes = StoreConfig().map_bytes
                     build_partition(store, path.parent, start_ms, record.end_ms, manifest.store_id, map_bytes)
             for file in manifest.files:
-                download(bucket, file, path)
+                download(bucket, file, path, flush=False)
             if self.after is not None:
                 for rows in _applied(path, name, start_ms, self.after, map(rows_by_environment, _slices(log.more()))):
                     heard(rows)
@@ -118,13 +119,15 @@ def _applied(path: Path, name: str, start_ms: int, after: int, slices: Iterable[
 class CopiedStore(NamedTuple):
     """The main environment of a store, fetched from its copy, in a directory that is a store without partitions.
 
-    Its catalog says which partitions there are; `parts` has those that are not being deleted, by start. place: of the
-    last group of the log. time_ms: it was written by then.
+    Its catalog says which partitions there are; `parts` has those that are not being deleted, by start. behind: starts
+    of those that have been compacted since their files were put. place: of the last group of the log. time_ms: it was
+    written by then.
     """
 
     path: Path
     main: CopiedEnvironment
     parts: Mapping[int, CopiedEnvironment]
+    behind: frozenset[int]
     place: int
     time_ms: int
 
@@ -180,13 +183,14 @@ def _fetch_main(path: Path, url: str, identity: Identity, manifest: Manifest) ->
     files: dict[int, tuple[ReplicaFile, ...]] = {}
     for file in manifest.files:
         files[file.start_ms] = (*files.get(file.start_ms, ()), file)
-    main = CopiedEnvironment(url, manifest._replace(files=files[MAIN_START]), 0, after=0)
+    main = CopiedEnvironment(url, manifest._replace(files=files[MAIN_START]), None, after=0)
     log = main.fetch(path, heard)
     main, parts = main._replace(place=log.place), {}
     with closing(Environment(path / "main", name="main", durability="none")) as environment:
         with environment.read() as raw:
-            records = dict(catalog.partitions(raw))
-        for start_ms, record in records.items():
+            registered = dict(catalog.partitions(raw))
+        records = dict(registered)
+        for start_ms, record in registered.items():
             if record.state is not PartitionState.DELETING:
                 begun = removed.get(start_ms)
                 there = files.get(start_ms, ()) if begun is None else ()
@@ -195,8 +199,9 @@ def _fetch_main(path: Path, url: str, identity: Identity, manifest: Manifest) ->
                 records[start_ms] = known = record._replace(generation=there[0].generation if there else 1)
                 of_part = manifest._replace(files=there)
                 parts[start_ms] = CopiedEnvironment(url, of_part, log.place, start_ms, known, after)
+        behind = frozenset(start_ms for start_ms in parts if records[start_ms] != registered[start_ms])
         _register(environment, records)
-    return CopiedStore(path, main, parts, log.place, log.time_ms)
+    return CopiedStore(path, main, parts, behind, log.place, log.time_ms)
 
 
 def _begin_store(path: Path, identity: Identity) -> None:

@@ -3,6 +3,7 @@
 Every moment of the retention can be restored: the newest manifest before it stays, those after it, the log objects from
 the first of them on, and their files. The newest manifest always stays. A file that no manifest names may belong to one
 that is being made: only the leader that makes it removes those of less than a day, which have its epoch in their names.
+A compacted generation that no store has fetched goes after the retention.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from duelog.store.errors import ReplicaDamaged
 
-from .bucket import FILES, Bucket, log_name, manifest_name
+from .bucket import COMPACTED, FILES, Bucket, log_name, manifest_name
 from .manifest import Manifest, read_manifest
 
 
@@ -67,4 +68,6 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None 
         if each.modified <= young or (making is not None and each.name.endswith(made_by(making)))
     ]
     bucket.delete(files)
+    left = datetime.fromtimestamp((now_ms - retention_ms) / 1000, UTC)
+    bucket.delete([each.name for each in bucket.listing(COMPACTED) if each.modified <= left])
     return Pruned(len(gone), len(numbers), len(files))

@@ -380,9 +380,14 @@ class Restoring:
 
 
 def download(
-    bucket: Bucket, file: ReplicaFile, directory: Path, told: Callable[[int], object] = lambda size: None
+    bucket: Bucket,
+    file: ReplicaFile,
+    directory: Path,
+    told: Callable[[int], object] = lambda size: None,
+    *,
+    flush: bool = True,
 ) -> None:
-    """Put a file of a manifest into the directory of its environment, on disk. Raises ReplicaDamaged.
+    """Put a file of a manifest into the directory of its environment, on disk if `flush`. Raises ReplicaDamaged.
 
     told: how many bytes were read since it was last told.
     """
@@ -397,8 +402,9 @@ def download(
             written.write(piece)
             size, crc = size + len(piece), zlib.crc32(piece, crc)
             told(len(piece))
-        written.flush()
-        os.fsync(written.fileno())
+        if flush:
+            written.flush()
+            os.fsync(written.fileno())
     if (size, crc) != (file.size, file.crc):
         raise ReplicaDamaged(bucket.url, file.name, "does not match the manifest's checksum")
 

@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("obstore")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.errors import ReplicaDamaged
+from duelog.errors import ReplicaDamaged, ReplicaUnreachable
 from duelog.tools.arrow import open_tables
 from duelog.tools.audit import audit_store
 from duelog.tools.columns.main_tables import TABLES
@@ -133,24 +133,44 @@ def test_an_export_of_a_copy_is_that_of_the_store(copied: Copied, tmp_path: Path
     assert b"later" in [row["payload"] for row in pending[0]]
 
 
-def test_a_compaction_of_a_copy_is_adopted_with_the_next_manifest_of_the_store(copied: Copied) -> None:
-    """The store's directory is not touched before; one that comes a second time, or is damaged, is thrown away."""
+def unreachable(names: list[str]) -> None:
+    """Refuse to remove anything."""
+    raise ReplicaUnreachable("file:///", "is down")
+
+
+def test_a_compaction_of_a_copy_is_adopted_with_the_next_manifest_of_the_store(
+    copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's directory is not touched before; what comes a second time, or is damaged, is thrown away.
+
+    Nothing is compacted again before a manifest has what was adopted. A removal that fails has it fetched once more.
+    """
     report = compact_store(Path(copied.url))
     assert [each.outcome for each in report.partitions] == ["waiting"] * 3
     assert all(each.dead_messages for each in report.partitions)
     assert not (copied.built.path / "staging" / "ready").exists()
     assert len(list(copied.bucket.glob("compacted/*"))) == 3
-    compact_store(Path(copied.url))
-    damaged = min(copied.bucket.glob("compacted/20260923*"))
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    assert compact_store(Path(copied.url)).partitions == []
+    for made in list(copied.bucket.glob("compacted/*")):
+        start, generation, _, size, crc = made.name.split("-")
+        content = made.read_bytes()
+        made.with_name("-".join((start, generation, "again", size, crc))).write_bytes(content)
+        made.with_name("-".join((start, generation, "torn", size, crc))).write_bytes(content[:-1] + b"?")
+    with monkeypatch.context() as patched:
+        patched.setattr(shipping_of(copied.store).bucket, "delete", unreachable)
+        shipping_of(copied.store).make_manifest()
+        ship(copied.store)
+    assert len(list(copied.bucket.glob("compacted/*"))) == 9
     shipping_of(copied.store).make_manifest()
     ship(copied.store)
     assert list(copied.bucket.glob("compacted/*")) == []
-    assert sum(copied.store.tick().adopted for _ in range(6)) == 3
+    assert sum(copied.store.tick().adopted for _ in range(9)) == 3
     assert [each.file_bytes_after for each in report.partitions] == [
         path.stat().st_size for path in sorted(copied.built.path.glob("partitions/*/g000002/data.mdb"))
     ]
     assert list(copied.store.check(deep=True)) == []
+    ship(copied.store)
+    assert compact_store(Path(copied.url)).partitions == []
     shipping_of(copied.store).make_manifest()
     ship(copied.store)
     assert {each.outcome for each in compact_store(Path(copied.url)).partitions} == {"skipped"}
