@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -28,6 +31,8 @@ _TIMEOUTS: dict[str, Any] = {"timeout": "30s", "connect_timeout": "5s", "allow_h
 _NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 _LONGEST_REASON = 300
+_AHEAD = 16
+"""Log objects that are read at once: each takes the time of an answer, however small it is."""
 
 
 Content = bytes | Sequence[bytes | memoryview]
@@ -101,6 +106,22 @@ class Bucket:
     def read(self, seq: int) -> bytes | None:
         """The log object of a number; None: there is none."""
         return self.get(log_name(seq))
+
+    def read_each(self, start: int, limit: int) -> Iterator[bytes | None]:
+        """The log objects of numbers from `start` to before `limit`, in order, some of them read ahead."""
+        if limit - start < 2:
+            yield from map(self.read, range(start, limit))
+            return
+        numbers = iter(range(start, limit))
+        with ThreadPoolExecutor(_AHEAD, "duelog-replica-read") as threads:
+            try:
+                ahead = deque(threads.submit(self.read, number) for number in islice(numbers, _AHEAD))
+                while ahead:
+                    content = ahead.popleft().result()
+                    ahead += [threads.submit(self.read, number) for number in islice(numbers, 1)]
+                    yield content
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def numbers(self, start: int = 0) -> list[int]:
         """The numbers of log objects from `start` on, ascending."""

@@ -100,8 +100,8 @@ class ReplicaLog:
         """
         manifest = self.manifest
         last = max(self.bucket.numbers(self.seq), default=0)
-        while self.seq <= last:
-            made, groups = self._object(self.seq)
+        for content in self.bucket.read_each(self.seq, last + 1):
+            made, groups = self._object(self.seq, content)
             is_after = self.at_ms is not None and made.time_ms > self.at_ms
             for group in groups:
                 of_files = group.position < manifest.next_place  # the files rely on it
@@ -118,9 +118,8 @@ class ReplicaLog:
             reason = f"is missing: the files of {manifest.seq} rely on it"
             raise ReplicaDamaged(self.bucket.url, log_name(self.seq), reason)
 
-    def _object(self, seq: int) -> tuple[LogObject, list[Group]]:
+    def _object(self, seq: int, content: bytes | None) -> tuple[LogObject, list[Group]]:
         name = log_name(seq)
-        content = self.bucket.read(seq)
         if content is None:
             raise ReplicaDamaged(self.bucket.url, name, f"is missing{self._until()}")
         try:
