@@ -97,7 +97,7 @@ def test_numbers_are_listed_from_one_on(bucket: Bucket) -> None:
     assert bucket.numbers() == [1, 2, 3, 12]
     assert bucket.numbers(3) == [3, 12]
     assert bucket.read(12) == b"abc"
-    contents = {seq: b"abc" for seq in (1, 2, 3, 12)}
+    contents = dict.fromkeys((1, 2, 3, 12), b"abc")
     assert list(bucket.read_each(1, 30)) == [contents.get(seq) for seq in range(1, 30)]
     assert next(bucket.read_each(1, 30)) == b"abc"
 
