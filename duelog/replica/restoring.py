@@ -49,6 +49,9 @@ _SLICE_BYTES = 64 * MIB
 MARK = "RESTORING"
 """File in a directory that is being made."""
 
+_Read = bytes | None
+"""A log object as it was read; None: it is not there."""
+
 _PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
 
 
@@ -118,7 +121,7 @@ class ReplicaLog:
             reason = f"is missing: the files of {manifest.seq} rely on it"
             raise ReplicaDamaged(self.bucket.url, log_name(self.seq), reason)
 
-    def _object(self, seq: int, content: bytes | None) -> tuple[LogObject, list[Group]]:
+    def _object(self, seq: int, content: _Read) -> tuple[LogObject, list[Group]]:
         name = log_name(seq)
         if content is None:
             raise ReplicaDamaged(self.bucket.url, name, f"is missing{self._until()}")

@@ -26,7 +26,7 @@ from duelog.errors import DuelogError
 from duelog.operations import wire_address
 from tests.disaster.working import say
 
-SUBSCRIPTION, PAUSE_S = "s", 0.01
+SUBSCRIPTION, PAUSE_S = "s", 0.04
 """Clients pause between their calls, so that the machines get to run, too."""
 DAY_S = 86_400
 _RESULT_S = 20
