@@ -2,7 +2,8 @@
 
 Batches of 1,000 due over 7, 365 and 3,650 days, beside PostgreSQL, with what is on disk when the store is closed (the
 write-ahead log, which has nothing in it then, apart) and the memory before that. 2,000 topics with 50 messages each
-over seven days: twenty topics in a call of `DelayedStore.send_batch`, and a call for each topic by four threads.
+over seven days: twenty topics in a call of `DelayedStore.send_batch`, and a call for each topic by four threads. 20,000
+messages in batches over 365 days that were never used before, beside as many over one such day.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _LEAST = {7: None, 365: 60_000, 3_650: 30_000}
 
 WAYS = (Subject("together", "store.send_batch"), Subject("each", "topic by topic, 4 threads"))
 _EACH = 50
+
+NEW_DAYS = (Subject("1", "one new day"), Subject("365", "365 new days"))
+_NEW = 20_000
 _TOPICS_A_CALL = load.BATCH // _EACH
 
 
@@ -61,6 +65,20 @@ def measure(subject: str, n: int, days: int, directory: Path) -> dict[str, float
         DISK.name: disk_bytes(directory, logs=False) / (n + days),
         MEMORY.name: memory / 1e6,
     }
+
+
+def measure_new(subject: str, directory: Path) -> dict[str, float]:
+    """Schedule messages in batches over as many new days as the subject says."""
+    payloads = load.payloads(load.BATCH)
+    dues = load.dues(_NEW, load.START_MS, load.START_MS + int(subject) * load.DAY_MS).tolist()
+    with DelayedStore.open(directory / "store", StoreConfig(background=True), clock=ManualClock(load.NOW_MS)) as store:
+        topic = store.topic("new")
+        topic.send(payloads[0])
+        started = time.perf_counter()
+        for at in range(0, _NEW, load.BATCH):
+            topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])
+        elapsed = time.perf_counter() - started
+    return {RATE.name: _NEW / elapsed, DISK.name: disk_bytes(directory, logs=False) / _NEW}
 
 
 def measure_topics(subject: str, topics: int, directory: Path) -> dict[str, float]:
@@ -118,6 +136,9 @@ def main(argv: list[str]) -> int:
     compare(results, case, "benchmarks.spread:measure_topics", {"topics": topics}, [RATE, DISK], WAYS)
     for way, least in zip(WAYS, (60_000, 40_000), strict=True):
         results.target(f"{case}, {way.label}", results.median(case, way.key, RATE.name), least, "more", "messages/s")
+    case = f"{_NEW:,} messages over days never used before"
+    compare(results, case, "benchmarks.spread:measure_new", {}, [RATE, DISK], NEW_DAYS)
+    results.target(f"{case}, 365", results.median(case, "365", RATE.name), 60_000, "more", "messages/s")
     results.show()
     bars(results, RATE.name, "Batches that are scattered", name="spread")
     return 0

@@ -11,7 +11,7 @@ every open clears, and renamed into place, so that it is complete and durable wh
 
 import threading
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -46,19 +46,26 @@ class LedgerNumbers:
     def __init__(self, main: Environment) -> None:
         self._main = main
         self._lock = threading.Lock()
-        self._left = iter(range(0))
+        self._left: deque[int] = deque()
         self._block = _LEDGER_BLOCK
 
     def next(self) -> int:
         """Return an id that no ledger of the store has. Not inside a transaction of the main environment."""
         with self._lock:
-            for ledger_id in self._left:
-                return ledger_id
-            count = self._block
-            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, count))
-            self._left = iter(range(first, first + count))
-            self._block = min(2 * count, _MOST_LEDGERS)
-            return next(self._left)
+            self._reserve(1)
+            return self._left.popleft()
+
+    def reserve(self, count: int) -> None:
+        """Have so many ids at hand, by one group at most. Not inside a transaction of the main environment."""
+        with self._lock:
+            self._reserve(count)
+
+    def _reserve(self, count: int) -> None:
+        if len(self._left) < count:
+            block = max(self._block, count)
+            first = self._main.write(lambda transaction: catalog.take_numbers(transaction, catalog.LEDGERS, block))
+            self._left.extend(range(first, first + block))
+            self._block = min(2 * self._block, _MOST_LEDGERS)
 
 
 def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
@@ -199,6 +206,8 @@ class PartitionSet:
         self._config = config
         self._store_id = store_id
         self._publication = publication
+        self._run_limits = RunLimits(config.run_entries, config.run_bytes)
+        self._sets_apart = config.sets_bodies_apart
         self._read_only = read_only
         self._lock = threading.Lock()
         self._partitions: SortedDict[int, Partition] = SortedDict()
@@ -235,15 +244,14 @@ class PartitionSet:
         self, start_ms: int, end_ms: int, generation: int, state: PartitionState, *, vacant: bool = False
     ) -> Partition:
         path = partition_path(self._path, start_ms, generation)
-        memtable = Memtable(self._publication, RunLimits(self._config.run_entries, self._config.run_bytes))
-        partition = Partition(path, start_ms, end_ms, generation, state, memtable)
+        partition = Partition(path, start_ms, end_ms, generation, state, Memtable(self._publication, self._run_limits))
         partition.vacant = vacant
         self._set_apart(partition)
         return partition
 
     def _set_apart(self, partition: Partition) -> None:
         """Have the bodies of large runs lie beside the environment, where it has a directory."""
-        if self._config.sets_bodies_apart and not partition.vacant:
+        if self._sets_apart and not partition.vacant:
             partition.memtable.directory = partition.path
 
     def __iter__(self) -> Iterator[Partition]:
@@ -408,6 +416,8 @@ class PartitionSet:
         try:
             for partition in needed:
                 self._open.open(partition)
+            if self._coming:  # each has a log at the least
+                self._ledger_numbers.reserve(len(self._coming))
         except BaseException:
             self.end_appends(accepted)
             raise

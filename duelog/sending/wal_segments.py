@@ -85,6 +85,9 @@ CHECKPOINT_MS = 10_000
 """After so long a segment is applied, where a thread looks after the store."""
 
 _LEAST_BYTES = MIB
+_GROWTH = 4
+"""A segment is at most so many times as large as the one before, where that is not applied first."""
+
 _USUAL_BYTES = 8 * MIB
 """The most that a segment of few environments grows to."""
 
@@ -273,6 +276,8 @@ class WalSegments:
                 size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
                 goes_on = 2 * (self._ended_bytes + active.size) < min(size, self._most_bytes)
                 goes_on = goes_on and 2 * self._rows < self._most_rows
+                if goes_on:  # a file is written in full when it is made
+                    size = min(size, _GROWTH * active.size)
             else:
                 size = max(active.size, _LEAST_BYTES) if group else active.size  # a clean close left one without space
         self.finish_checkpoint()
