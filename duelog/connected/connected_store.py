@@ -670,7 +670,7 @@ class ConnectedSubscription(Subscription):
         except BaseException as error:
             if call.error is not error:  # an interrupt of this thread: what comes meanwhile is given back
                 self._recall([call.number])
-                call.ready.acquire()
+                call.attend()
                 if call.result:
                     self.nack(received(call), delay=0)
             raise

@@ -1,6 +1,7 @@
 """A connection to the process that has a store open: requests by number, from any thread, answered in any order.
 
-One thread reads. A call gives its frame to the socket and waits for its own answer. When the connection ends, the
+A call gives its frame to the socket and waits for its own answer. Where it is the only one under way its thread reads
+the answer, so that this wakes no other first; else the connection's own reads for all. When the connection ends, that
 thread connects again, for as long as it was told to: consumers are attached again, calls that may be done twice are
 asked again, and the others end with Disconnected, which says what is in doubt.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -43,6 +45,10 @@ _log = logging.getLogger("duelog.connect")
 GREETED_WITHIN_S = 10.0
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
+_QUIET_S = 0.05
+"""The connection's thread reads once no other has for so long."""
+_ALONE = 8
+"""It leaves reading to those who call after so many answers that came while no other call was under way."""
 _SEND_BUFFER = 1 << 20
 """Bytes that the socket takes before the other end has read them: a batch goes in one piece."""
 
@@ -63,8 +69,21 @@ os.register_at_fork(after_in_child=_close_all)
 class Call:
     """One request, from its frame to its answer."""
 
-    __slots__ = ("connection", "done", "error", "frame", "kind", "name", "number", "others", "ready", "repeated",
-                 "result")  # fmt: skip
+    __slots__ = (
+        "connection",
+        "done",
+        "error",
+        "finished",
+        "frame",
+        "kind",
+        "name",
+        "number",
+        "others",
+        "reading",
+        "ready",
+        "repeated",
+        "result",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -74,7 +93,10 @@ class Call:
         others: list[Any],
         repeated: bool,
         done: Callable[[Call], None] | None,
+        reading: Callable[[Call], None],
     ) -> None:
+        """reading: waits for it where its thread is to read."""
+        self.reading = reading
         self.number = number
         self.name = name
         self.frame = frame
@@ -82,6 +104,7 @@ class Call:
         self.repeated = repeated
         """True where it is asked again after the connection has ended."""
         self.done = done
+        self.finished = False
         self.ready = threading.Lock()
         self.ready.acquire()
         self.result: Any = None
@@ -92,6 +115,7 @@ class Call:
 
     def finish(self) -> None:
         """Have who waits for it go on."""
+        self.finished = True
         self.ready.release()
         if self.done is not None:
             try:
@@ -99,9 +123,16 @@ class Call:
             except Exception:
                 _log.exception("what hears of %s failed", self.name)
 
+    def attend(self) -> None:
+        """Wait until it is finished."""
+        self.reading(self)
+        if not self.finished:
+            with self.ready:
+                pass
+
     def wait(self) -> Any:
         """The result. Raises what the other process raised; Disconnected."""
-        self.ready.acquire()
+        self.attend()
         if self.error is not None:
             raise self.error
         return self.result
@@ -135,6 +166,24 @@ class Connection:
         self._changed = threading.Condition(self._lock)
         self._socket: Any = None
         self._frames = Frames(MOST_GREETING_BYTES)
+        self._room = buffer()
+        self._turn = threading.Lock()
+        """Held to change who reads: the next three fields."""
+        self._is_read = False
+        """True while a thread reads, and where there is nothing to be read."""
+        self._attended = 0
+        """How often a call's thread has begun to read."""
+        self._rests = False
+        """True where the connection's own thread waits until it is called: another reads, for long."""
+        self._alone = 0
+        """Answers that came one after the other while no other call was under way."""
+        self._called = threading.Lock()
+        """Released to call the connection's own thread."""
+        self._called.acquire()
+        self._readable = select.poll()
+        self._has_more: Callable[[], int] = int
+        self._broken: str | None = None
+        """Why there is nothing to be read."""
         self._closing: Exception | None = None
         """The other end has said that it closes the store."""
         self._reading = False
@@ -188,13 +237,17 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        self._socket, self._frames, self._closing = connection, frames, None
+        self._socket, self._frames, self._closing, self._broken = connection, frames, None, None
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._has_more = getattr(connection, "pending", int)
         with suppress(OSError):  # the thread that reads finds out
             for number in sorted(self._calls):
                 connection.sendall(self._calls[number].frame)
         if not self._reading:
             self._reading = True
-            threading.Thread(target=self._run, args=[connection], name="duelog-connection", daemon=True).start()
+            threading.Thread(target=self._run, name="duelog-connection", daemon=True).start()
+        self._pass_on()
         self._changed.notify_all()
         return True
 
@@ -236,7 +289,7 @@ class Connection:
         size = len(frame) - HEAD.size
         if size > (most := self.facts.get("most_frame_bytes", size)):
             raise InvalidArgument("arguments", size, f"{name}: a request has at most {most} bytes")
-        call = Call(number, name, frame, others, repeated, done)
+        call = Call(number, name, frame, others, repeated, done, self._attend)
         with self._lock:
             self._ready()
             if by is not None and by != self.count:
@@ -244,6 +297,8 @@ class Connection:
             self._calls[number] = call
             with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
                 self._socket.sendall(frame)
+        if done is not None:
+            self._call_thread()
         return call
 
     def _ready(self) -> None:
@@ -313,12 +368,12 @@ class Connection:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _run(self, connection: Any) -> None:
-        """Read answers until the connection is closed, or cannot be made again."""
+    def _run(self) -> None:
+        """Read where nobody does, and connect again, until the connection is closed or cannot be made again."""
         while True:
-            reason = self._read_all(connection)
-            connection.close()
+            reason = self._watch()
             with self._lock:
+                self._socket.close()
                 self._socket = None
                 self.count += 1
                 again = bool(self._patience_s) and not self._closed
@@ -331,7 +386,6 @@ class Connection:
                 call.finish()
             if not (again and self._reconnect()):
                 break
-            connection = self._socket
         with self._lock:
             self._reading = False
             left, self._calls = list(self._calls.values()), {}
@@ -340,18 +394,74 @@ class Connection:
             call.error = self._lost(call, "it cannot be connected to again")
             call.finish()
 
-    def _read_all(self, connection: Any) -> str:
-        """Read answers; why there are no more."""
-        frames, room = self._frames, buffer()
-        while True:
-            try:
-                bodies = frames.receive(connection, room)
+    def _watch(self) -> str:
+        """Read where no thread does that waits; why there is nothing more to be read."""
+        seen = -1
+        while self._broken is None:
+            called = self._called.acquire(timeout=-1 if self._rests else _QUIET_S)
+            with self._turn:
+                is_quiet, seen = self._attended == seen, self._attended
+                self._rests = self._is_read and is_quiet
+                mine = not self._is_read and (is_quiet or self._closed or (called and bool(self._calls)))
+                self._is_read |= mine
+            if mine:
+                self._alone = 0
+                self._read(lambda: self._alone >= _ALONE and not self._calls, waits=int)
+                self._pass_on()
+        return self._broken
+
+    def _attend(self, call: Call) -> None:
+        """Read until a call is finished, where no other is under way; else see to it that the thread reads."""
+        mine = False
+        try:
+            with self._turn:
+                mine = not (self._is_read or call.finished or len(self._calls) > 1)
+                self._attended += mine
+                if not (mine or self._is_read):
+                    self._call_thread()
+                self._is_read |= mine
+            if mine:
+                self._read(lambda: call.finished, waits=self._readable.poll)
+        finally:
+            if mine:
+                self._pass_on()
+
+    def _read(self, is_over: Callable[[], bool], waits: Callable[[], object]) -> None:
+        """Read answers. REQUIRES: `_is_read` was set by this thread.
+
+        waits: until there is something. An interrupt of that does nothing, one amid an answer ends the connection,
+        which is made again.
+        """
+        amid = False
+        try:
+            while not is_over():
+                if not self._has_more():
+                    waits()
+                amid = True
+                bodies = self._frames.receive(self._socket, self._room)
                 if bodies is None:
-                    return "it has ended"
+                    self._broken = "it has ended"
+                    return
                 for body in bodies:
                     self._take(body)
-            except (OSError, InvalidArgument) as error:
-                return str(error)
+                amid = False
+        except (OSError, InvalidArgument) as error:
+            self._broken = str(error)
+        finally:
+            if amid and self._broken is None:
+                self._broken = "a thread was interrupted amid an answer"
+
+    def _pass_on(self) -> None:
+        """Read no more; the connection's thread does where something is under way."""
+        with self._turn:
+            self._is_read = self._broken is not None
+            if self._is_read or self._rests or self._calls:
+                self._rests = False
+                self._call_thread()
+
+    def _call_thread(self) -> None:
+        with suppress(RuntimeError):  # it is called already
+            self._called.release()
 
     def _take(self, body: bytes | memoryview) -> None:
         number = wire_values.number_of(body)
@@ -375,6 +485,7 @@ class Connection:
                 call.result, call.connection = value, self.count
         except Exception as error:
             call.error = error
+        self._alone = 0 if self._calls else self._alone + 1
         call.finish()
 
     def _lost(self, call: Call, reason: str) -> Exception:
@@ -403,6 +514,7 @@ class Connection:
         if connection is not None and self._pid == os.getpid():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+            self._call_thread()
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
 """The thread that serves all connections of an open store, what other threads have it do, and those of a pool.
 
 It waits for sockets alone. What may wait for a disk is done by a few threads, begun as they are needed; but what its
-connections send is written by the thread that has read it, while another takes its place: so a message sent alone
-waits for no other thread to wake.
+connections send is written by the thread that has read it, as one group with all that has come: so a message waits for
+no other thread to wake. Where that takes long another takes its place.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _THREADS = 16
+_ROUNDS = 8
+"""So often sockets are looked at before what has come is written."""
+_LONG_S = 0.003
+"""Another thread serves the connections once the one that did has written for so long."""
+_QUIET_S = 0.1
+"""It waits until it is called where nothing was written for so long."""
 _SOON_S = 0.02
 """A time so near is waited for exactly: epoll rounds to milliseconds, upwards."""
 
@@ -28,14 +34,14 @@ Ready = Callable[[int], object]
 
 
 class WireLoop:
-    """The thread, from `start` to `end`: one of two, which take turns. Others may call `later`, `submit`, `end`."""
+    """The thread, from `start` to `end`: one of two, the other stands by. Others may call `later`, `submit`, `end`."""
 
     def __init__(
         self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], None]
     ) -> None:
         """failed: hears in the thread of an error of what it did, which goes on. Raises OSError.
 
-        take_up: asked after each turn whether there is something to write, by `write`, while the other thread goes on.
+        take_up: asked after each turn whether there is something to write, by `write`.
         """
         self.selector = selectors.DefaultSelector()
         """Sockets with the `Ready` of each. Of the thread."""
@@ -51,10 +57,18 @@ class WireLoop:
         self.selector.register(self._wakes, selectors.EVENT_READ, self._drain)
         self.pool = _Pool(_THREADS)
         self._take_up, self._write = take_up, write
-        self._turns = threading.Lock()
-        """Held by the thread that takes turns."""
         self._turning: int | None = None
-        """Which one that is."""
+        """The thread that takes a turn; None: it writes."""
+        self._change = threading.Lock()
+        """Held to change the fields below."""
+        self._serving: int | None = None
+        """The thread that takes turns, also while it writes."""
+        self._writing_since: float | None = None
+        self._writes = 0
+        self._rests = False
+        """True while the other thread waits to be called."""
+        self._called = threading.Lock()
+        self._called.acquire()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -94,19 +108,50 @@ class WireLoop:
                 pass
 
     def _run(self) -> None:
+        here = threading.get_ident()
         while not self._ended:
-            with self._turns:
-                self._turning = threading.get_ident()
-                is_writing = False
-                while not (self._ended or is_writing):
-                    try:
-                        self._turn()
-                    except Exception as error:
-                        self._failed(error)
-                    is_writing = self._take_up()
+            if self._serving != here:
+                self._stand_by(here)
+                continue
+            self._turning = here
+            try:
+                self._turn()
+                for _ in range(_ROUNDS):  # what has come meanwhile is written together with it
+                    if not self._serve(0):
+                        break
+            except Exception as error:
+                self._failed(error)
+            if self._take_up():
                 self._turning = None
-            if is_writing:
+                with self._change:
+                    self._writing_since = time.monotonic()
+                    self._writes += 1
+                    if self._rests:
+                        self._call()
                 self._write()
+                with self._change:
+                    if self._serving == here:
+                        self._writing_since = None
+
+    def _stand_by(self, here: int) -> None:
+        """Wait until the other thread has written for long, and take its place."""
+        seen, since = -1, 0.0
+        while not self._ended:
+            with self._change:
+                now = time.monotonic()
+                writing_since = now if self._writing_since is None else self._writing_since
+                if self._serving is None or now - writing_since >= _LONG_S:
+                    self._serving, self._writing_since = here, None
+                    return
+                if self._writes != seen:
+                    seen, since = self._writes, now
+                self._rests = self._writing_since is None and now - since >= _QUIET_S
+            self._called.acquire(timeout=-1 if self._rests else _LONG_S)
+
+    def _call(self) -> None:
+        self._rests = False
+        with suppress(RuntimeError):  # it is called already
+            self._called.release()
 
     def _turn(self) -> None:
         timeout = max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
@@ -114,14 +159,20 @@ class WireLoop:
             timeout = 0
         if timeout is not None and 0 < timeout < _SOON_S:
             timeout = self._wait_exactly(timeout)
-        for key, events in self.selector.select(timeout):
-            key.data(events)
+        self._serve(timeout)
         self._woken = False
         while self._calls:
             self._calls.popleft()()
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
+
+    def _serve(self, timeout: float | None) -> bool:
+        """Serve the sockets that are ready; False: none are."""
+        ready = self.selector.select(timeout)
+        for key, events in ready:
+            key.data(events)
+        return bool(ready)
 
     def _wait_exactly(self, seconds: float) -> float:
         """Wait, by a call that knows less than milliseconds, until a socket is ready; the time that is left to wait."""
@@ -136,6 +187,7 @@ class WireLoop:
 
         def stop() -> None:
             self._ended = True
+            self._call()
             last()
 
         self.later(stop)

@@ -18,11 +18,16 @@ class EncryptedSocket:
         self._connection = connection
         self._lock = threading.Lock()
         self._timeout_s: float | None = None
-        self.shutdown, self.close = connection.shutdown, connection.close
+        self.shutdown, self.close, self.fileno = connection.shutdown, connection.close, connection.fileno
 
     def settimeout(self, seconds: float | None) -> None:
         """Have a call end with TimeoutError where it waits for longer."""
         self._timeout_s = seconds
+
+    def pending(self) -> int:
+        """Bytes that have come and are not received, which no poll tells of."""
+        with self._lock:
+            return self._connection.pending()
 
     def recv_into(self, room: memoryview) -> int:
         """Receive some bytes; how many, 0: the other end has closed."""

@@ -61,6 +61,8 @@ _UNSAID = {type(None), bool}
 _CALLED = {"choose", "on_change", "order_by"}
 """Fields of `Failover` and `KeyShared` that are functions."""
 _RARE = ("first_try", "expires_ms", "occurrence", "failure")
+_MOST_KEPT = 1 << 16
+"""A packer that has written more bytes is not kept: it has them still."""
 _LONG_EXTENSION = Struct(">BIb")
 """Before the data of an extension type: 0xC9, bytes of it, code."""
 
@@ -80,11 +82,22 @@ class Other:
         return self._text
 
 
+_packers: list[msgpack.Packer] = []
+"""Packers of values that msgpack has, those that no thread uses: one costs more to make than it has to do."""
+
+
 def pack(value: object, others: list[Any] | None = None) -> bytes:
     """Write a value. others: collects what has no form; None: that is an error of ours."""
-    return msgpack.packb(
-        value, default=lambda each: _extension(each, others), strict_types=True, unicode_errors="surrogatepass"
-    )
+    try:
+        packer = _packers.pop() if _packers else msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+        data: bytes = packer.pack(value)
+    except (TypeError, OverflowError, IndexError):
+        return msgpack.packb(
+            value, default=lambda each: _extension(each, others), strict_types=True, unicode_errors="surrogatepass"
+        )
+    if len(data) <= _MOST_KEPT:
+        _packers.append(packer)
+    return data
 
 
 def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
@@ -121,6 +134,8 @@ def request(
     number: int, name: str, target: object, arguments: Sequence[Any], named: object, others: list[Any]
 ) -> list[bytes]:
     """Write a request, in pieces: payloads are not copied."""
+    if len(arguments) == 1 and type(arguments[0]) is bytes:
+        return [pack([number, name, target, arguments, named], others)]
     batches = [type(each) in (list, tuple) and len(each) > 1 and set(map(type, each)) for each in arguments]
     if not any(batches):
         return [pack([number, name, target, [columns(each, others) for each in arguments], named], others)]
@@ -382,7 +397,7 @@ def _read_other(data: bytes, others: Sequence[Any]) -> Any:
 
 
 _READERS: dict[int, Callable[[bytes, Sequence[Any]], Any]] = {
-    ID: lambda data, _: MessageId(*map(int, unpack(data))),
+    ID: lambda data, _: MessageId(*map(int, msgpack.unpackb(data))),
     IDS: _read_ids,
     ID_COLUMNS: lambda data, _: MessageIds(_triples(unpack(data))),
     MESSAGES: _read_messages,

@@ -18,6 +18,7 @@ from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.errors import QuotaExceeded, UnknownTopic
 from duelog.store.message import Dedup
+from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
 from ..topics.producer_state import Claim, ProducerState
@@ -27,6 +28,9 @@ from .log_append import PlaceAlso, Stored
 from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
 from .sender import Sender
 from .topic_sender import SendKeyed
+
+_FEW = 12
+"""So many messages without keys are appended one by one, which a batch is too much work for."""
 
 
 class _Group:
@@ -43,7 +47,7 @@ class _Group:
         self.dedups: dict[int, Dedup] = {}
         """By place in `rows`."""
 
-    def write_numbers(self, batch: WriteBatch, _: Stored) -> None:
+    def write_numbers(self, batch: WriteBatch, _: Stored | None = None) -> None:
         """Record the claimed numbers, as a unit of work."""
         for producer, claim in self.claims.items():
             if claim.numbers:
@@ -175,6 +179,10 @@ class PutWriter:
     def _write_group(self, items: Sequence[Outgoing], group: _Group, outcomes: list[PutOutcome | None]) -> None:
         now_ms = items[-1].now_ms
         written = items if len(group.rows) == len(items) else [items[row] for row in group.rows]
+        if len(written) <= _FEW and not (group.dedups or self._policies.limits_pending):
+            for row, outcome in zip(group.rows, self._write_few(written, group), strict=True):
+                outcomes[row] = outcome
+            return
         dues = np.array([item.due_ms for item in written], dtype=np.int64)
         overridden = np.array([item.overridden for item in written])
         batch = EncodedBatch(dues, dues > now_ms, Bodies([item.body for item in written]), overridden)
@@ -187,3 +195,22 @@ class PutWriter:
             ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
         for row, message_id in zip(group.rows, ids.to_list(), strict=True):
             outcomes[row] = message_id
+
+    def _write_few(self, items: Sequence[Outgoing], group: _Group) -> list[MessageId]:
+        """Store messages without the overhead of a batch, in one group; their ids."""
+        topics, sender = list(group.topics), self._sender
+        with ExitStack() as held:
+            works = [
+                held.enter_context(sender.sending_one(topics[owner], item.due_ms, item.body, item.now_ms))
+                for item, owner in zip(items, group.owners, strict=True)
+            ]
+
+            def work(batch: WriteBatch) -> list[MessageId]:
+                ids = [MessageId(*each(batch)) for each in works]
+                group.write_numbers(batch)
+                return ids
+
+            ids = sender.write(work)
+        for item in items:
+            self._policies.stored(item.name, item.overridden)
+        return ids

@@ -241,7 +241,7 @@ def test_what_came_by_a_connection_that_ended_takes_back_no_later_delivery(tmp_p
                 call()
         assert consumer.holds(new)
         assert [message.payload for message in consumer.receive(timeout=20)] == [b"y"]
-        assert consumer.ack([old.position]) == 1
+        assert consumer.ack([old.position], durable=True) == 1
         assert consumer.nack(new) == 0
         assert store.topic("t").stats().sent == 0
 
