@@ -21,7 +21,6 @@ from pathlib import Path
 from duelog.delayed_store import DelayedStore
 from duelog.store.clock import SystemClock
 from duelog.store.errors import (
-    Deposed,
     DuelogError,
     ForkFound,
     InvalidArgument,
@@ -50,9 +49,9 @@ def serve_at(store: DelayedStore, address: str) -> None:
 
 
 def failure_of(store: DelayedStore) -> DuelogError | None:
-    """Why nothing is written to a store any more; Deposed where another leads, None where all is well."""
+    """Why a store that leads does no more, which shipped for the last time; Deposed: another does. None: it leads."""
     shipping, failed = store._engine.shipping, store._engine.storage.main.failed
-    return shipping.error if shipping is not None and isinstance(shipping.error, Deposed) else failed
+    return shipping.error if shipping is not None and shipping.ended and shipping.error is not None else failed
 
 
 def last_object(bucket: Bucket) -> LogObject | None:

@@ -1,6 +1,7 @@
 """`duelog serve --standby` as two processes: clients come to either, and go on with the one that leads."""
 
 import asyncio
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -86,6 +87,18 @@ def test_a_leader_that_was_stopped_follows_when_it_goes_on(machines: Machines) -
     machines.processes["one"].send_signal(signal.SIGCONT)
     machines.wait(machines.is_settled)
     send(machines, "one", b"x")
+
+
+@pytest.mark.kill
+def test_of_a_directory_and_its_copy_that_are_open_one_ends(machines: Machines, tmp_path: Path) -> None:
+    """Whose put comes second. Before, a leader that met a fork stayed, and refused all work."""
+    machines.end("two")
+    shutil.copytree(tmp_path / "one", tmp_path / "other", ignore=shutil.ignore_patterns("lock.mdb", "CONTROL"))
+    machines.add("other", "localhost", free_port(), free_port())
+    processes = machines.processes
+    machines.wait(lambda: any(processes[name].poll() is not None for name in ("one", "other")))
+    goes_on = next(name for name in ("one", "other") if processes[name].poll() is None)
+    send(machines, goes_on, b"x")
 
 
 @pytest.mark.kill
