@@ -40,7 +40,7 @@ class ReplicaFile(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int, int, int | None]:
-        """Tells its content: two files of a store with the same are of the same records."""
+        """Tells its content: two files of a store with the same, put in one epoch, are of the same records."""
         return self.start_ms, self.generation, self.applied, self.ledger
 
 

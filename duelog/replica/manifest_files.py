@@ -75,7 +75,9 @@ class ManifestFiles:
             take_compacted(self._bucket, engine.storage.path, _KEPT_BYTES)
         except StoreFull as error:
             _log.warning("%s: what was compacted elsewhere is not taken for now: %s", engine.storage.path, error)
-        known = {} if before is None else {each.content: each for each in before.files}
+        known: dict[tuple[int, int, int, int | None], ReplicaFile] = {}
+        if before is not None and before.epoch == self._shipping.epoch:  # a standby applies groups at places of its own
+            known = {each.content: each for each in before.files}
         scratch = Path(tempfile.mkdtemp(prefix="replica-", dir=engine.storage.path / "staging"))
         try:
             with engine.backing_up, engine.upkeep.maintenance.deletions_held(), closing(PointInTime(engine)) as point:

@@ -44,9 +44,9 @@ def open_tables(
         from .tables_view import open_copy_tables, open_export_tables, open_store_tables
     except ImportError as error:
         raise NeedsArrow("open_tables", error) from None
-    path = Path(path)
-    if (url := copy_url(path)) is not None:
+    if (url := copy_url(os.fspath(path))) is not None:
         return open_copy_tables(url, as_of_ms=as_of_ms)
+    path = Path(path)
     if (path / "MANIFEST.json").exists() and not (path / "STORE").exists():
         return open_export_tables(path)
     return open_store_tables(path, pending=pending, as_of_ms=as_of_ms)
