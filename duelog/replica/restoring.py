@@ -33,7 +33,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionRecord, PartitionState
 from duelog.store.config import MIB, StoreConfig
 from duelog.store.env.body_file import body_file
-from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused
+from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, remove_tree
 from duelog.store.files.system_errors import explained
 from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of
@@ -311,19 +311,24 @@ class Restoring:
         return last + 1
 
     def _slices(self, groups: Iterator[Group]) -> Iterator[list[Group]]:
-        """Groups in slices that are applied one after another."""
+        """Groups in slices that are applied one after another; those before one that is out of reach, too."""
         waiting: list[Group] = []
-        size = 0
-        for group in groups:
-            closing = self._closing_in(group)
-            if waiting and (closing or size >= _SLICE_BYTES):
-                yield waiting
-                waiting, size = [], 0
-            self._closed |= closing
-            waiting.append(group)
-            size += len(group.content)
+        size, cut_off = 0, None
+        try:
+            for group in groups:
+                closing = self._closing_in(group)
+                if waiting and (closing or size >= _SLICE_BYTES):
+                    yield waiting
+                    waiting, size = [], 0
+                self._closed |= closing
+                waiting.append(group)
+                size += len(group.content)
+        except ReplicaUnreachable as error:  # the log is read on behind what it has given
+            cut_off = error
         if waiting:
             yield waiting
+        if cut_off is not None:
+            raise cut_off
 
     def _closing_in(self, group: Group) -> set[int]:
         """The partitions that a group says for the first time to be closed."""

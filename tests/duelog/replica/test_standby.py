@@ -184,6 +184,33 @@ def test_a_fence_whose_answer_is_lost_is_found(
     leader.close()
 
 
+def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Before, it went on behind it: sends, cancels and acknowledgements that were told as replicated were lost."""
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    for number in range(3):
+        leader.topic("a").send(b"%d" % number, deliver_after=DAY_S)
+        ship(leader)
+    get, last = bucket.get, log_name(bucket.numbers()[-1])
+
+    def cut_off(name: str) -> bytes | None:
+        if name == last:
+            raise ReplicaUnreachable(URL, "is cut off")
+        return get(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "get", cut_off)
+        with pytest.raises(ReplicaUnreachable):
+            follower.step()
+    assert not follower.step()
+    taken_over(follower, elapsed)
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"0", b"1", b"2"}
+    leader.close()
+
+
 def test_a_standby_that_is_killed_begins_again(
     leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
 ) -> None:
