@@ -3,7 +3,8 @@
     python -m tests.spark.cluster
 
 Builds the wheel, sends it along as a .zip (Spark takes no .whl), and runs compact, audit, export and a query of the
-data source over both workers. Takes a minute or two, so it is run by hand, before a release; prints what each job said.
+data source over both workers, of a store and of its copy, whose tasks touch no directory of the store. Takes some
+minutes, so it is run by hand, before a release; prints what each job said.
 """
 
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pyspark
 
+from duelog import DelayedStore, StoreConfig
 from duelog.tools.spark.session import find_java, wrap_java
 from tests.tools.closed_days import build_half_acknowledged
 
@@ -69,10 +71,17 @@ def main() -> int:
         store = build_half_acknowledged(place / "store", 2_000)
         (place / "query.py").write_text(QUERY)
         submit = [str(HOME / "bin" / "spark-submit"), "--master", url, "--py-files", str(archive)]
+        copy = (place / "bucket").as_uri()
+        with DelayedStore.open(store.path, StoreConfig(replica=copy)) as opened:
+            opened.save_manifest()
         jobs = [
-            [str(place / "query.py"), str(store.path)],
-            *([str(ROOT / "tools" / "spark" / "submit.py"), name, str(store.path), *more, "--spark"]
-              for name, *more in (("audit",), ("compact",), ("export", str(place / "archive")))),
+            job
+            for number, given in enumerate((copy, str(store.path)))
+            for job in (
+                [str(place / "query.py"), given],
+                *([str(ROOT / "tools" / "spark" / "submit.py"), name, given, *more, "--spark"]
+                  for name, *more in (("audit",), ("compact",), ("export", str(place / f"archive-{number}")))),
+            )
         ]  # fmt: skip
         return max(run([*submit, *job], place, environment) for job in jobs)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import pytest
 
@@ -15,7 +17,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("obstore")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.errors import ReplicaDamaged, ReplicaUnreachable
+from duelog.errors import ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.tools.arrow import open_tables
 from duelog.tools.audit import audit_store
 from duelog.tools.columns.main_tables import TABLES
@@ -202,6 +204,17 @@ def test_an_object_that_is_damaged_or_missing_is_named(copied: Copied, tmp_path:
     log.write_bytes(log.read_bytes()[:-1])
     with pytest.raises(ReplicaDamaged, match=log.name):
         audit_store(Path(copied.url))
+
+
+def test_a_copy_of_another_format_is_refused(copied: Copied) -> None:
+    """Its STORE says so."""
+    store = copied.bucket / "STORE"
+    fields = {**json.loads(store.read_bytes()), "format": 9}
+    del fields["crc"]
+    store.write_bytes(json.dumps({**fields, "crc": crc32(json.dumps(fields, sort_keys=True).encode())}).encode())
+    for read in (audit_store, compact_store, lambda place: open_tables(place).__enter__()):
+        with pytest.raises(ReplicaRefused, match="is of format 9, expected 1"):
+            read(Path(copied.url))
 
 
 def test_what_is_no_copy_is_refused_and_credentials_are_not_shown(tmp_path: Path) -> None:
