@@ -318,10 +318,10 @@ _ELSEWHERE = {
 """Settings of Pulsar for delayed delivery (PIP-437, PIP-448) that are not taken: what to set in place of them."""
 
 
-def read_settings(cls: type[S], path: Path, **settings: Any) -> S:
-    """The settings of a file; `settings` (fields that the caller sets) count more. Raises InvalidArgument, OSError."""
+def read_settings(cls: type[S], path: Path | None, **settings: Any) -> S:
+    """The settings of a file; `settings` count more, but those that are None. Raises InvalidArgument, OSError."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument("--config", str(path), f"not TOML: {error}") from error
     types = get_type_hints(cls)
@@ -331,7 +331,7 @@ def read_settings(cls: type[S], path: Path, **settings: Any) -> S:
         if given not in names:
             raise InvalidArgument(given, value, _ELSEWHERE.get(given, f"{path} has a setting that is not known"))
         values[names[given]] = _checked(given, value, types[names[given]])
-    return cls(**{**values, **settings})
+    return cls(**values | {name: value for name, value in settings.items() if value is not None})
 
 
 def _checked(name: str, value: object, expected: Any) -> Any:

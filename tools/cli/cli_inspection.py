@@ -14,18 +14,7 @@ import typer
 
 from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
-from ..output import (
-    answer,
-    disk_rows,
-    printable,
-    progress_bar,
-    say,
-    size_text,
-    write_json,
-    write_json_lines,
-    write_line,
-    write_table,
-)
+from .. import output as out
 from ..values import alone, iso_time, require_store, time_ms
 from .options import Json, Store, Stores, argument, end_fleet, in_fleet, option
 from .place import Place, asked, command_at_place
@@ -93,21 +82,21 @@ def _store_stats(there: Asked, name: str, topics: int, json_: bool) -> None:
         figures |= {name: found[name] for name in _REPLICA_FIGURES}
     shown = list(islice(_figures(there), topics))
     if json_:
-        write_json({**figures, "shown": shown})
+        out.write_json({**figures, "shown": shown})
         return
     about = [(name.replace("_", " "), value) for name, value in figures.items() if not name.startswith("disk_")]
     parts = {part: figures[f"disk_{part}_bytes"] for part in DISK_PARTS}
-    write_table(name, ("", ">"), [*about, *disk_rows(parts)])
-    write_line("")
+    out.write_table(name, ("", ">"), [*about, *out.disk_rows(parts)])
+    out.write_line("")
     columns = ("topic", ">pending", ">main log", ">subscriptions", ">largest backlog")
-    write_table(
+    out.write_table(
         f"topics: {len(shown):,} of {figures['topics']:,}",
         columns,
         [
             (
                 short_names(each["name"]),
                 each["pending"],
-                size_text(each["stored_bytes"]),
+                out.size_text(each["stored_bytes"]),
                 len(each["subscriptions"]),
                 max((subscription["backlog"] for subscription in each["subscriptions"]), default=None),
             )
@@ -127,16 +116,16 @@ def _figures(there: Asked) -> Iterator[dict[str, Any]]:
 
 def _topic_stats(topic: dict[str, Any], json_: bool) -> None:
     if json_:
-        write_json(topic)
+        out.write_json(topic)
         return
     about = (("pending", topic["pending"]), ("fired", topic["fired"]), ("entries of the main log", topic["entries"]),
-             ("ledgers", topic["ledgers"]), ("size of the main log", size_text(topic["stored_bytes"])))  # fmt: skip
-    write_table(short_names(topic["name"]), ("", ">"), [cell for cell in about if cell[1] is not None])
-    write_line("")
+             ("ledgers", topic["ledgers"]), ("size of the main log", out.size_text(topic["stored_bytes"])))  # fmt: skip
+    out.write_table(short_names(topic["name"]), ("", ">"), [cell for cell in about if cell[1] is not None])
+    out.write_line("")
     columns = ("subscription", ">backlog", "mark-delete", ">consumers", ">unacknowledged", ">redelivering",
                ">dead-lettered", "")  # fmt: skip
     cells = [(*list(each.values())[:-1], "paused" if each["paused"] else None) for each in topic["subscriptions"]]
-    write_table(f"subscriptions: {len(cells):,}", columns, cells)
+    out.write_table(f"subscriptions: {len(cells):,}", columns, cells)
 
 
 @command_at_place(app, "partitions")
@@ -159,10 +148,10 @@ def partitions(
     from ...partitions.timespan import directory_name
 
     if json_:
-        write_json_lines({"partition": directory_name(each["start_ms"]), **each} for each in found)
+        out.write_json_lines({"partition": directory_name(each["start_ms"]), **each} for each in found)
         return
     columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
-    write_table(
+    out.write_table(
         f"partitions: {len(found):,}",
         columns,
         [
@@ -174,7 +163,7 @@ def partitions(
                 each["messages"],
                 each["pending"],
                 each["holders"] if each["state"] == "closed" else None,
-                size_text(each["disk_bytes"]),
+                out.size_text(each["disk_bytes"]),
             )
             for each in found
         ],
@@ -201,14 +190,14 @@ def check(
     from ..store_check import check_punctuality, check_store
 
     require_store(store)
-    with progress_bar("files", time_left=False) as progress:
+    with out.progress_bar("files", time_left=False) as progress:
         damage = check_store(store, deep=deep, progress=progress)
     findings = damage or check_punctuality(store)
     for finding in findings:
         line = f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}"
-        answer(asdict(finding), line, json_=json_)
+        out.answer(asdict(finding), line, json_=json_)
     if not json_:
-        say(f"findings: {len(damage):,}")
+        out.say(f"findings: {len(damage):,}")
     if damage:
         raise typer.Exit(1)
 
@@ -253,9 +242,9 @@ def dump(
             found = rows(environment, table=wanted, ledger_id=ledger, entries=entries)
         for row in islice(found, limit):
             if json_:
-                write_json(row.as_json())
+                out.write_json(row.as_json())
             else:
-                write_line(row.as_line())
+                out.write_line(row.as_line())
     sys.stdout.flush()
 
 
@@ -318,9 +307,9 @@ def audit(
                 refuse_inside("--output", output, each)
         outcomes = in_fleet(audit_fleet, found, spark, master, verify=not headers, as_of_ms=as_of_ms)
         if output is not None and not write_fleet_report(outcomes, output):
-            say(PARQUET_MISSING)
+            out.say(PARQUET_MISSING)
         if json_:
-            write_json(fleet_as_json(outcomes))
+            out.write_json(fleet_as_json(outcomes))
         end_fleet(outcomes, None if json_ else lambda store, result: _show_audit(result), is_faulty)
         return
     store = stores[0] if stores else None
@@ -337,18 +326,18 @@ def audit(
     elif store is not None:
         from ..audit import audit_store
 
-        with progress_bar("partitions") as progress:
+        with out.progress_bar("partitions") as progress:
             result = audit_store(store, verify=not headers, as_of_ms=as_of_ms, progress=progress)
     if output is not None and not write_report(result, output):
-        say(PARQUET_MISSING)
+        out.say(PARQUET_MISSING)
     if json_:
-        write_json(as_json(result))
+        out.write_json(as_json(result))
     elif html:
-        write_line(page(result))
+        out.write_line(page(result))
     else:
         _show_audit(result)
         if output is not None:
-            say(f"the report is in {output / 'audit.html'}")
+            out.say(f"the report is in {output / 'audit.html'}")
     if is_faulty(result):
         raise typer.Exit(1)
 
@@ -358,25 +347,25 @@ def _show_audit(result: Any) -> None:
 
     for found in result.findings:
         line = f"{found.severity}: {found.code}: {found.address}: {found.message}; {found.advice}"
-        write_line(printable(line))
+        out.write_line(out.printable(line))
     messages, pending, fired, acknowledged = (
         sum(getattr(row, name) for row in result.retention) for name in ("messages", "pending", "fired", "acknowledged")
     )
     disk = result.disk or {"partitions": sum(row.file_bytes for row in result.partitions)}
     figures = (("topics", len(result.topics)), ("subscriptions", len(result.subscriptions)),
                ("partitions", len(result.partitions)), ("messages in them", messages), ("pending", pending),
-               ("fired", fired), ("acknowledged by all", acknowledged), *disk_rows(disk))  # fmt: skip
-    write_table(f"{result.store}{of_group(result)}", ("", ">"), figures)
+               ("fired", fired), ("acknowledged by all", acknowledged), *out.disk_rows(disk))  # fmt: skip
+    out.write_table(f"{result.store}{of_group(result)}", ("", ">"), figures)
     if result.held:
-        write_line("")
+        out.write_line("")
         columns = ("partition", "topic", "held by", "subscription", ">behind")
         rows = [
             (row.partition, short_names(row.topic), row.reason, row.subscription, row.behind) for row in result.held
         ]
-        write_table(f"held partitions: {len({row[0] for row in rows}):,}", columns, rows[:_MOST_HELD])
+        out.write_table(f"held partitions: {len({row[0] for row in rows}):,}", columns, rows[:_MOST_HELD])
         if len(rows) > _MOST_HELD:
-            say(f"{len(rows) - _MOST_HELD:,} more reasons; --output has them all")
-    say(f"findings: {len(result.findings):,}")
+            out.say(f"{len(rows) - _MOST_HELD:,} more reasons; --output has them all")
+    out.say(f"findings: {len(result.findings):,}")
 
 
 snapshots = typer.Typer(
@@ -434,7 +423,7 @@ def save(store: Store, json_: Json = False) -> None:
     """
     with asked(store, writes=True) as opened:
         count = opened.save_snapshots()
-    answer({"saved": count}, f"saved: {count:,}", json_=json_)
+    out.answer({"saved": count}, f"saved: {count:,}", json_=json_)
 
 
 @snapshots.command()
@@ -460,7 +449,7 @@ def rebuild(
 
     with (
         alone("rebuild writes what it would write too: end it first"),
-        progress_bar("entries") as progress,
+        out.progress_bar("entries") as progress,
     ):
         report = rebuild_snapshots(store, partition=partition, topic=topic, bucket_ms=bucket_ms, progress=progress)
     _show_report(report, json_)
@@ -471,10 +460,10 @@ def rebuild(
 def _show(found: list[FoundSnapshot], json_: bool) -> None:
     if json_:
         for each in found:
-            write_json(asdict(each))
+            out.write_json(asdict(each))
         return
     columns = ("partition", "topic", ">id", "state", ">entries", ">covers", ">log", ">parts", ">size", "written", "")
-    write_table(
+    out.write_table(
         f"snapshots: {len(found):,}",
         columns,
         [
@@ -487,7 +476,7 @@ def _show(found: list[FoundSnapshot], json_: bool) -> None:
                 each.tail,
                 each.log_entries,
                 each.parts,
-                size_text(each.stored_bytes),
+                out.size_text(each.stored_bytes),
                 None if each.created_ms is None else iso_time(each.created_ms),
                 each.reason,
             )
@@ -501,15 +490,15 @@ def _show_report(report: RebuildReport, json_: bool) -> None:
         for error in log.found.damaged:
             address = {"ledger_id": error.ledger_id, "entry_id": error.entry_id, "reason": error.reason}
             damaged = {"partition": log.partition, "topic": log.topic, **address}
-            answer({"damaged": damaged}, f"damaged: {printable(str(error))}", json_=json_)
+            out.answer({"damaged": damaged}, f"damaged: {out.printable(str(error))}", json_=json_)
     if json_:
         for log in report.logs:
             figures = {"ledger_id": log.found.ledger_id, "entries": log.found.entries, "pending": log.found.pending}
             written = None if log.found.written is None else log.found.written._asdict()
-            write_json({"partition": log.partition, "topic": log.topic, **figures, "written": written})
+            out.write_json({"partition": log.partition, "topic": log.topic, **figures, "written": written})
         return
     columns = ("partition", "topic", ">entries", ">pending", ">damaged", ">parts", ">size")
-    write_table(
+    out.write_table(
         f"rebuilt: {sum(log.found.written is not None for log in report.logs):,}",
         columns,
         [
@@ -520,10 +509,10 @@ def _show_report(report: RebuildReport, json_: bool) -> None:
                 log.found.pending,
                 len(log.found.damaged),
                 None if log.found.written is None else log.found.written.parts,
-                None if log.found.written is None else size_text(log.found.written.stored_bytes),
+                None if log.found.written is None else out.size_text(log.found.written.stored_bytes),
             )
             for log in report.logs
         ],
     )
     if report.removed:
-        say(f"removed from closed partitions: {report.removed:,} records")
+        out.say(f"removed from closed partitions: {report.removed:,} records")

@@ -158,8 +158,6 @@ def serve(
     duelog serve data --replica s3://backups/orders --standby
     ```
     """
-    import asyncio
-
     from ... import DelayedStore
     from ...opening import stored_span_ms
 
@@ -170,17 +168,17 @@ def serve(
     except ModuleNotFoundError as error:
         raise InvalidArgument("serve", error.name, "is not installed; pip install 'duelog[broker]'") from error
     log_to_stderr(log)
-    given = {
-        "broker_service_port": port,
-        "bind_address": host,
-        "web_service_port": http,
-        "tls_certificate_file_path": tls_cert,
-        "tls_key_file_path": tls_key,
-        "placement_file": placement,
-        "placement_broker": name,
-    }
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    chosen = BrokerConfig(**settings) if config is None else read_settings(BrokerConfig, config, **settings)
+    chosen = read_settings(
+        BrokerConfig,
+        config,
+        broker_service_port=port,
+        bind_address=host,
+        web_service_port=http,
+        tls_certificate_file_path=tls_cert,
+        tls_key_file_path=tls_key,
+        placement_file=placement,
+        placement_broker=name,
+    )
     if replica is not None:
         chosen = dataclasses.replace(chosen, store={**chosen.store, "replica": replica})
     if standby:
@@ -210,8 +208,6 @@ def _serve_by_turns(
     broker_of: Callable[[DelayedStore], Broker],
     listen: tuple[str, int] | None,
 ) -> None:
-    import asyncio
-
     from ...broker.server.broker import store_config
     from ...broker.server.turns import Turns
     from ...replica.bucket import Bucket
@@ -290,8 +286,6 @@ def proxy(
     duelog proxy --broker pulsar://localhost:6650 --port 6660
     ```
     """
-    import asyncio
-
     try:
         from ...broker.cluster.proxy import Proxy, ProxyConfig
         from ...broker.configuration import read_settings
@@ -299,18 +293,18 @@ def proxy(
     except ModuleNotFoundError as error:
         raise InvalidArgument("proxy", error.name, "is not installed; pip install 'duelog[broker]'") from error
     log_to_stderr(log)
-    given = {
-        "broker_urls": tuple(broker) if broker else None,
-        "placement_file": placement,
-        "broker_service_port": port,
-        "bind_address": host,
-        "web_service_port": http,
-        "tls_certificate_file_path": tls_cert,
-        "tls_key_file_path": tls_key,
-        "broker_client_trust_certs_file_path": tls_trust,
-    }
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    chosen = ProxyConfig(**settings) if config is None else read_settings(ProxyConfig, config, **settings)
+    chosen = read_settings(
+        ProxyConfig,
+        config,
+        broker_urls=tuple(broker) if broker else None,
+        placement_file=placement,
+        broker_service_port=port,
+        bind_address=host,
+        web_service_port=http,
+        tls_certificate_file_path=tls_cert,
+        tls_key_file_path=tls_key,
+        broker_client_trust_certs_file_path=tls_trust,
+    )
     allow_every_descriptor()
     asyncio.run(run_service(Proxy(chosen), _announce_proxy))
 

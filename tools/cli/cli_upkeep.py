@@ -15,17 +15,7 @@ import typer
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, short_names
 from ...store.names import TopicName
-from ..output import (
-    answer,
-    printable,
-    progress_bar,
-    say,
-    size_text,
-    write_json,
-    write_json_lines,
-    write_line,
-    write_table,
-)
+from .. import output as out
 from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read, require_store, stored_identity
 from .options import (
     NOTHING,
@@ -87,7 +77,7 @@ def init(
         set_ = opened.policies()
     shown = {} if set_ is None else set_.fields_set()
     line = ", ".join(f"{name}={value}" for name, value in {"partition_ms": span_ms, **shown}.items())
-    answer({"partition_ms": span_ms, "policies": shown}, line, json_=json_)
+    out.answer({"partition_ms": span_ms, "policies": shown}, line, json_=json_)
 
 
 @app.command("backup")
@@ -115,15 +105,15 @@ def backup(
     allow_every_descriptor()
     if dest is None:
         taken_ms = _save_manifest(store)
-        answer({"taken_ms": taken_ms}, f"the copy has a manifest as of {iso_time(taken_ms)}", json_=json_)
+        out.answer({"taken_ms": taken_ms}, f"the copy has a manifest as of {iso_time(taken_ms)}", json_=json_)
         return
     with open_to_read(store) as opened:
         result = opened.backup(dest)
     if json_:
-        write_json({"path": str(result.path), "partitions": result.partitions, "file_bytes": result.file_bytes,
+        out.write_json({"path": str(result.path), "partitions": result.partitions, "file_bytes": result.file_bytes,
                     "taken_ms": result.taken_ms})  # fmt: skip
         return
-    say(f"copied {result.partitions:,} partitions and the main environment, {size_text(result.file_bytes)}")
+    out.say(f"copied {result.partitions:,} partitions and the main environment, {out.size_text(result.file_bytes)}")
 
 
 def _save_manifest(store: Path) -> int:
@@ -168,13 +158,13 @@ def move_namespace(
 
     allow_every_descriptor()
     with alone("no broker may have either of the two: end both first"):
-        moved = run(placement, namespace, to, (lambda step: None) if json_ else say)
+        moved = run(placement, namespace, to, (lambda step: None) if json_ else out.say)
     if json_:
         found = asdict(moved)
-        write_json({**found, "source": str(moved.source), "target": str(moved.target)})
+        out.write_json({**found, "source": str(moved.source), "target": str(moved.target)})
         return
     what = "moved" if moved.copied else "was moved before; removed from the old store"
-    say(
+    out.say(
         f"{namespace} {what}: {moved.topics:,} topics, {moved.pending:,} messages pending, {moved.backlog:,} to deliver"
     )
 
@@ -201,12 +191,12 @@ def repair(
     with alone("repair rewrites the files that it works on: end it first"):
         report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
     for action in report.actions:
-        answer({"action": action}, printable(action), json_=json_)
+        out.answer({"action": action}, out.printable(action), json_=json_)
     if json_:
         figures = {"lost": report.lost, "again": report.again, "uncancelled": report.uncancelled}
         kinds = {kind: asdict(tally) for kind, tally in report.kinds.items()}
         left = [found.message for found in report.left]
-        write_json(
+        out.write_json(
             {
                 "given_up": report.given_up,
                 **figures,
@@ -217,14 +207,14 @@ def repair(
         )
     else:
         for found in report.left:
-            write_line(printable(f"left: {found.code}: {found.address}: {found.message}"))
+            out.write_line(out.printable(f"left: {found.code}: {found.address}: {found.message}"))
         for kind, tally in report.kinds.items():
-            write_line(f"{kind}: {tally.found:,} found, {tally.kept:,} kept, {tally.discarded:,} discarded")
-        say(
+            out.write_line(f"{kind}: {tally.found:,} found, {tally.kept:,} kept, {tally.discarded:,} discarded")
+        out.say(
             f"messages lost: {report.lost:,}; that may come again though acknowledged: {report.again:,}, "
             f"though cancelled: {report.uncancelled:,}"
         )
-        say(f"discarded: {report.given_up:,}; left: {len(report.left):,}")
+        out.say(f"discarded: {report.given_up:,}; left: {len(report.left):,}")
     if report.left:
         raise typer.Exit(1)
 
@@ -267,17 +257,17 @@ def compact(
         found, how = stores_of(stores), {"min_dead_ratio": min_dead_ratio, "dry_run": dry_run}
         outcomes = in_fleet(compact_fleet, found, spark, master, **how)
         if json_:
-            write_json_lines({"store": each.name, **_as_json(each.result, each.reason)} for each in outcomes)
+            out.write_json_lines({"store": each.name, **_as_json(each.result, each.reason)} for each in outcomes)
 
         def show(store: Path, report: CompactionReport) -> None:
-            write_line(printable(f"{store}:"))
+            out.write_line(out.printable(f"{store}:"))
             _show(report, dry_run, json_)
 
         end_fleet(outcomes, None if json_ else show, lambda report: report.failed)
         return
     (store,) = stores
     run = _spark_runner(master) if spark else None
-    with progress_bar("bytes") as progress:
+    with out.progress_bar("bytes") as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
     _show(report, dry_run, json_, "at its next tick" if copy_url(store) is None else "with its next manifest")
     if report.waiting and not dry_run and copy_url(store) is None:
@@ -308,7 +298,7 @@ def tick(store: Store, json_: Json = False) -> None:
         done = opened.tick()
     counts = ", ".join(f"{name}: {done[name]:,}" for name in ("fired", "closed", "trimmed", "deleted", "snapshots"))
     due = "nothing is planned" if done["next_due_ms"] is None else f"next at {iso_time(done['next_due_ms'])}"
-    answer(done, f"{counts}; {due}", json_=json_)
+    out.answer(done, f"{counts}; {due}", json_=json_)
 
 
 def _spark_runner(master: str | None) -> Runner:
@@ -326,30 +316,30 @@ def _as_json(report: CompactionReport | None, reason: str = "") -> dict[str, obj
 
 def _show(report: CompactionReport, dry_run: bool, json_: bool, when: str = "at its next tick") -> None:
     if json_:
-        write_json(_as_json(report))
+        out.write_json(_as_json(report))
     else:
         columns = ("partition", ">messages", ">dead", ">dead bytes", ">ratio", ">before", ">after", "", "")
-        write_table(f"closed partitions: {len(report.partitions):,}", columns, map(_row, report.partitions))
+        out.write_table(f"closed partitions: {len(report.partitions):,}", columns, map(_row, report.partitions))
     if dry_run:
         return
     compacted = sum(each.file_bytes_after is not None for each in report.partitions)
-    before, after = size_text(report.bytes_before), size_text(report.bytes_after)
-    say(f"compacted: {compacted:,} partitions, {before} before, {after} after")
+    before, after = out.size_text(report.bytes_before), out.size_text(report.bytes_after)
+    out.say(f"compacted: {compacted:,} partitions, {before} before, {after} after")
     if report.waiting:
-        say(f"{len(report.waiting):,} are taken over by the process that has the store open, {when}")
+        out.say(f"{len(report.waiting):,} are taken over by the process that has the store open, {when}")
     if report.failed:
-        say(f"{len(report.failed):,} could not be compacted and are as they were")
+        out.say(f"{len(report.failed):,} could not be compacted and are as they were")
 
 
 def _row(each: PartitionCompaction) -> tuple[object, ...]:
-    after = None if each.file_bytes_after is None else size_text(each.file_bytes_after)
+    after = None if each.file_bytes_after is None else out.size_text(each.file_bytes_after)
     return (
         each.partition,
         each.messages,
         each.dead_messages,
-        size_text(each.dead_bytes),
+        out.size_text(each.dead_bytes),
         f"{each.dead_ratio:.0%}",
-        size_text(each.file_bytes),
+        out.size_text(each.file_bytes),
         after,
         each.outcome,
         each.reason,
@@ -400,14 +390,14 @@ def get_(
     if namespace is not None and here is not None:
         scopes = {f"namespace {namespace}": here}
     if json_:
-        write_json_lines({"scope": name, **policies} for name, policies in scopes.items())
+        out.write_json_lines({"scope": name, **policies} for name, policies in scopes.items())
         return
     rows = [
         (short_names(of) if at == 0 else "", name, value)
         for of, policies in scopes.items()
         for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
     ]
-    write_table("policies", ["scope", "policy", ">value"], rows)
+    out.write_table("policies", ["scope", "policy", ">value"], rows)
 
 
 def _show_topic(
@@ -415,14 +405,16 @@ def _show_topic(
 ) -> None:
     name, values, set_at = str(TopicName.parse(topic)), found["values"], found["set_at"]  # None: a server does not say
     if json_:
-        write_json({"topic": name, "subscription": subscription, "set": here, "effective": values, "set_at": set_at})
+        out.write_json(
+            {"topic": name, "subscription": subscription, "set": here, "effective": values, "set_at": set_at}
+        )
         return
     rows = [
         (policy, here and here[policy], value, set_at and set_at[policy] and short_names(set_at[policy]))
         for policy, value in values.items()
     ]
     of = name if subscription is None else f"subscription {subscription} of {name}"
-    write_table(f"policies of {short_names(of)}", ["policy", ">set here", ">in force", "set at"], rows)
+    out.write_table(f"policies of {short_names(of)}", ["policy", ">set here", ">in force", "set at"], rows)
 
 
 @command_at_place(policies_app, "set")
@@ -465,7 +457,7 @@ def unset_(
 
 def _say(policies: Policies, json_: bool) -> None:
     line = ", ".join(f"{name}={value}" for name, value in policies.fields_set().items())
-    answer(asdict(policies), line or "nothing is set there", json_=json_)
+    out.answer(asdict(policies), line or "nothing is set there", json_=json_)
 
 
 @command_at_place(policies_app, "remove")
@@ -482,4 +474,4 @@ def remove_(
     """
     with store.opened(writes=True) as there:
         removed = there.remove_policies(**scope)
-    answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)
+    out.answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)

@@ -44,18 +44,6 @@ from ...partitions.cancellations import BLOCK_BITS
 from ...partitions.due_column import DueBatch, scan_dues
 from ...snapshot.snapshot_format import SnapshotState, Unusable, inspect_snapshots, read_part
 from ...store.codec import format as fmt
-from ...store.codec.format import (
-    CursorRecord,
-    LedgerRecord,
-    LedgerState,
-    PartitionInfo,
-    PartitionRecord,
-    PartitionState,
-    Table,
-    TopicRecord,
-    copied_key,
-    copy_key,
-)
 from ...store.codec.frontier import HELD, NOTHING_FIRED, FrontierRecord, at_or_before
 from ...store.codec.run import Int64s, Run, RunKind, UInt32s, pack_markers
 from ...store.env.environment import Environment
@@ -67,18 +55,7 @@ from ...store.log.documents import Document
 from ...store.log.ledger import MAX_RUN_ENTRIES, find_tail
 from ...store.log.scan import runs
 from ...store.position import Position
-from ...survey.contents import (
-    SNAPSHOTS,
-    kept_ledgers,
-    main_ledgers,
-    marker_runs,
-    read_logs,
-    read_record,
-    run_ledgers,
-    table_name,
-    topic_ids,
-    was_used,
-)
+from ...survey import contents
 from ...survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from ...upkeep.schedule import schedule_rows, unpack_schedule
 from .repair_files import Account, Discarded, generations
@@ -99,29 +76,29 @@ def mend_records(transaction: Transaction, name: str, account: Account) -> list[
     damaged: dict[bytes, tuple[bytes, str]] = {}
     for view, value in transaction.raw.cursor():
         key = bytes(view)
-        if key[0] == Table.RUN:
+        if key[0] == fmt.Table.RUN:
             break
-        if key[0] not in SNAPSHOTS:
+        if key[0] not in contents.SNAPSHOTS:
             try:
-                whole[key], _ = read_record(key, value)
+                whole[key], _ = contents.read_record(key, value)
             except (CorruptRecord, ValueError) as error:
                 damaged[key] = bytes(value), str(error)
-    keys = {copied_key(key) if key[0] == Table.COPY else key for key in (*whole, *damaged)}
-    lost = [key for key in sorted(keys) if key not in whole and copy_key(key) not in whole]
-    anew = [key for key in sorted(keys - {*lost}) if key not in whole or copy_key(key) in damaged]
+    keys = {fmt.copied_key(key) if key[0] == fmt.Table.COPY else key for key in (*whole, *damaged)}
+    lost = [key for key in sorted(keys) if key not in whole and fmt.copy_key(key) not in whole]
+    anew = [key for key in sorted(keys - {*lost}) if key not in whole or fmt.copy_key(key) in damaged]
     for key in lost:
-        stands = key if key in damaged else copy_key(key)
+        stands = key if key in damaged else fmt.copy_key(key)
         value, reason = damaged[stands]
         account.discard(Discarded(name, 0, None, reason, stands + value))
         transaction.delete(key)
     for key in anew:
-        transaction.put(key, whole[key] if key in whole else whole[copy_key(key)])
+        transaction.put(key, whole[key] if key in whole else whole[fmt.copy_key(key)])
     account.count("records", len(keys), len(lost))
     for found, fate in (
         (anew, "made anew, one of the two places told the other"),
         (lost, "could not be read and have no copy"),
     ):
-        for table, count in sorted(Counter(map(table_name, found)).items()):
+        for table, count in sorted(Counter(map(contents.table_name, found)).items()):
             account.say(f"{name}: {count} {table} records {fate}")
     return lost
 
@@ -141,11 +118,11 @@ def mend_topics(transaction: Transaction, logs: Iterable[int], account: Account)
     a later state of the catalog, and is made anew under a name that says so; others were deleted.
     """
     raw = transaction.raw
-    by_name = {k[1:].decode(): TopicRecord.unpack(row) for k, row in catalog.rows(raw, fmt.prefix(Table.TOPIC))}
-    by_id = {fmt.trailing_u32(key): row.decode() for key, row in catalog.rows(raw, fmt.prefix(Table.TOPIC_NAME))}
+    by_name = {k[1:].decode(): fmt.TopicRecord.unpack(row) for k, row in catalog.rows(raw, fmt.prefix(fmt.Table.TOPIC))}
+    by_id = {fmt.trailing_u32(key): row.decode() for key, row in catalog.rows(raw, fmt.prefix(fmt.Table.TOPIC_NAME))}
     for topic_id, name in by_id.items():
         if name not in by_name:
-            transaction.put(fmt.topic_key(name), TopicRecord(topic_id, 0).pack())
+            transaction.put(fmt.topic_key(name), fmt.TopicRecord(topic_id, 0).pack())
             account.say(f"topic {name}: registered again")
     for name, record in by_name.items():
         if record.topic_id not in by_id:
@@ -170,7 +147,7 @@ def recover_topic(
     if first_ledger is None:
         first_ledger = catalog.ledgers(transaction.raw, topic_id)[0][0]
     number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
-    transaction.put(fmt.cursor_key(topic_id, RECOVERED), CursorRecord(number, 0, first_ledger, 0, 0).pack())
+    transaction.put(fmt.cursor_key(topic_id, RECOVERED), fmt.CursorRecord(number, 0, first_ledger, 0, 0).pack())
     account.say(f"topic {name}: made, with subscription {RECOVERED}, for messages whose topic nothing tells")
     return topic_id
 
@@ -189,7 +166,7 @@ def mend_partitions(transaction: Transaction, path: Path, account: Account) -> N
     for place, directory in generations(path):  # of several generations the oldest has all that the others have
         info, messages = (None, 0) if place.start_ms in known else _described(directory)
         if info is not None and info.start_ms == place.start_ms:
-            known[place.start_ms] = PartitionRecord(info.end_ms, info.generation, PartitionState.OPEN, 0, 0)
+            known[place.start_ms] = fmt.PartitionRecord(info.end_ms, info.generation, fmt.PartitionState.OPEN, 0, 0)
             transaction.put(fmt.partition_key(place.start_ms), known[place.start_ms].pack())
             account.say(f"partition {directory.parent.name}: registered again, with {messages} messages")
     for topic_id, start_ms, _ in list(catalog.frontiers(transaction.raw)):
@@ -198,15 +175,15 @@ def mend_partitions(transaction: Transaction, path: Path, account: Account) -> N
             account.say(f"topic {topic_id}: its frontier in partition {start_ms}, which is gone, removed")
 
 
-def _described(directory: Path) -> tuple[PartitionInfo | None, int]:
+def _described(directory: Path) -> tuple[fmt.PartitionInfo | None, int]:
     """Read the description of a generation and count its messages; None for one that was never used."""
     with suppress(DuelogError):
-        if was_used(directory):
+        if contents.was_used(directory):
             with closing(Environment(directory, name=directory.parent.name, read_only=True)) as environment:
                 fields = environment.get(fmt.PARTITION_INFO_KEY)
                 with environment.read() as raw:
-                    messages = sum(find_tail(raw, environment.name, ledger_id) for ledger_id in run_ledgers(raw))
-            return None if fields is None else PartitionInfo.unpack(fields), messages
+                    messages = sum(find_tail(raw, environment.name, each) for each in contents.run_ledgers(raw))
+            return None if fields is None else fmt.PartitionInfo.unpack(fields), messages
     return None, 0
 
 
@@ -215,13 +192,13 @@ def mend_counters(transaction: Transaction, logs: Mapping[int, int], account: Ac
     raw = transaction.raw
     frontiers = list(catalog.frontiers(raw))
     cursors = list(catalog.cursors(raw))
-    acked = [key for table in (Table.ACKED, Table.ATTEMPTS) for key, _ in catalog.rows(raw, fmt.prefix(table))]
-    topics = [*topic_ids(raw), *logs.values(), *(row[0] for row in frontiers), *(row[0] for row in cursors)]
-    ledgers = [*main_ledgers(raw), *logs, *run_ledgers(raw), *(fmt.ledger_of_subscription(key) for key in acked)]
+    acked = [key for table in (fmt.Table.ACKED, fmt.Table.ATTEMPTS) for key, _ in catalog.rows(raw, fmt.prefix(table))]
+    topics = [*contents.topic_ids(raw), *logs.values(), *(row[0] for row in frontiers), *(row[0] for row in cursors)]
+    ledgers = [*contents.main_ledgers(raw), *logs, *contents.run_ledgers(raw), *map(fmt.ledger_of_subscription, acked)]
     ledgers += [row.ledger_id for _, _, row in cursors]
     ledgers += [number for _, _, row in frontiers for number in (row.ledger_id, row.marker_ledger)]
     subscriptions = [row.subscription_id for _, _, row in cursors] + [fmt.leading_u32(key) for key in acked]
-    documents = [Document.unpack(fields).version for _, fields in catalog.rows(raw, fmt.prefix(Table.DOCUMENT))]
+    documents = [Document.unpack(fields).version for _, fields in catalog.rows(raw, fmt.prefix(fmt.Table.DOCUMENT))]
     used = {catalog.LEDGERS: ledgers, catalog.TOPICS: topics, catalog.SUBSCRIPTIONS: subscriptions}
     for name, numbers in {**used, catalog.DOCUMENTS: documents}.items():
         if _raise_counter(transaction, name, max(numbers, default=0), spare=1_000):
@@ -245,17 +222,17 @@ def mend_logs(
     id -> topic id of the logs of all partitions.
     """
     main = transaction.raw
-    named = {fmt.trailing_u32(key) for key in lost if key[0] == Table.LOG}
-    topics = topic_ids(main)
+    named = {fmt.trailing_u32(key) for key in lost if key[0] == fmt.Table.LOG}
+    topics = contents.topic_ids(main)
     none_deleted = _counter(main, catalog.TOPICS) == len(topics) + 1
     with environment.read() as raw:
-        logs = read_logs(raw)
+        logs = contents.read_logs(raw)
         missing = {
             topic_id: frontier.ledger_id
             for topic_id, start, frontier in catalog.frontiers(main)
             if start == start_ms and logs.get(topic_id) != frontier.ledger_id
         }
-        for ledger_id in run_ledgers(raw):
+        for ledger_id in contents.run_ledgers(raw):
             if ledger_id in (*logs.values(), *missing.values()):
                 continue
             free = topics - logs.keys() - missing.keys()
@@ -278,8 +255,8 @@ def mend_logs(
 
 def _log_claims(main: Reads, raw: Reads, ledger_id: int, elsewhere: dict[int, int]) -> set[int]:
     """Topics that something says have a log of this ledger id."""
-    owners = main_ledgers(main)
-    found = {owners[run.ledger_id] for run in marker_runs(main, owners) if run.target == ledger_id}
+    owners = contents.main_ledgers(main)
+    found = {owners[run.ledger_id] for run in contents.marker_runs(main, owners) if run.target == ledger_id}
     for key, fields in schedule_rows(main):
         with suppress(CorruptRecord):
             waiting = unpack_schedule(fields, "", "").next_id
@@ -297,9 +274,9 @@ def mend_ledgers(transaction: Transaction, lost: Iterable[bytes], logs: dict[int
     lost: keys of records that cannot be read. logs: ledger id -> topic id of the logs of all partitions.
     """
     raw = transaction.raw
-    topics = topic_ids(raw)
-    named = {fmt.trailing_u64(key): fmt.leading_u32(key) for key in lost if key[0] == Table.LEDGER}
-    for ledger_id in sorted({*run_ledgers(raw), *named} - main_ledgers(raw).keys()):
+    topics = contents.topic_ids(raw)
+    named = {fmt.trailing_u64(key): fmt.leading_u32(key) for key in lost if key[0] == fmt.Table.LEDGER}
+    for ledger_id in sorted({*contents.run_ledgers(raw), *named} - contents.main_ledgers(raw).keys()):
         topic_id = named.get(ledger_id) or _owner(raw, ledger_id, topics, logs)
         if topic_id is None:
             topic_id = recover_topic(transaction, f"ledger-{ledger_id}", account, first_ledger=ledger_id)
@@ -310,7 +287,7 @@ def mend_ledgers(transaction: Transaction, lost: Iterable[bytes], logs: dict[int
         transaction.put(fmt.ledger_key(topic_id, ledger_id), record.pack())
         account.say(f"topic {topic_id}: ledger {ledger_id} registered again, {record.entries} entries")
     for topic_id in sorted(topics):
-        if all(record.state is not LedgerState.OPEN for _, record in catalog.ledgers(raw, topic_id)):
+        if all(record.state is not fmt.LedgerState.OPEN for _, record in catalog.ledgers(raw, topic_id)):
             catalog.add_ledger(transaction, topic_id, 0)
             account.say(f"topic {topic_id}: a new ledger begun")
 
@@ -319,17 +296,17 @@ def _owner(raw: Reads, ledger_id: int, topics: set[int], logs: dict[int, int]) -
     """The topic that a ledger without a record belongs to, if the rest tells."""
     cursors = [(topic_id, row) for topic_id, _, row in catalog.cursors(raw)]
     subscriptions = {row.subscription_id: topic_id for topic_id, row in cursors}
-    claims = {logs.get(run.target) for run in marker_runs(raw, [ledger_id])}
+    claims = {logs.get(run.target) for run in contents.marker_runs(raw, [ledger_id])}
     claims |= {topic_id for topic_id, row in cursors if row.ledger_id == ledger_id}
     claims |= {topic_id for topic_id, _, row in catalog.frontiers(raw) if row.fired and row.marker_ledger == ledger_id}
-    for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED)):
+    for key, _ in catalog.rows(raw, fmt.prefix(fmt.Table.ACKED)):
         if fmt.trailing_u64(key) == ledger_id:
             claims.add(subscriptions.get(fmt.leading_u32(key)))
     known = [topic_id for topic_id in claims & topics or topics if topic_id is not None]
     return known[0] if len(known) == 1 else None
 
 
-def _ledger_record(raw: Reads, topic_id: int, ledger_id: int, logs: dict[int, int]) -> LedgerRecord:
+def _ledger_record(raw: Reads, topic_id: int, ledger_id: int, logs: dict[int, int]) -> fmt.LedgerRecord:
     """Make the record of a ledger from its runs and its neighbours."""
     ledgers = catalog.ledgers(raw, topic_id)
     found = [run for run in runs(raw, "main", ledger_id) if isinstance(run, Run)]
@@ -337,17 +314,17 @@ def _ledger_record(raw: Reads, topic_id: int, ledger_id: int, logs: dict[int, in
     after = [row for number, row in ledgers if number > ledger_id]
     created_ms = before[-1].closed_ms if before else 0
     if not after:
-        return LedgerRecord(created_ms, 0, 0, 0, LedgerState.OPEN)
-    state = LedgerState.CLOSED
+        return fmt.LedgerRecord(created_ms, 0, 0, 0, fmt.LedgerState.OPEN)
+    state = fmt.LedgerState.CLOSED
     passed = all(row.ledger_id > ledger_id for _, _, row in catalog.cursors(raw, topic_id))
-    if passed and all(row.state is LedgerState.TRIMMING for row in before):
+    if passed and all(row.state is fmt.LedgerState.TRIMMING for row in before):
         gone = any(run.kind == RunKind.MARKERS and run.target not in logs for run in found)
         if not found or found[0].first_entry or gone:  # it was being removed
-            state = LedgerState.TRIMMING
+            state = fmt.LedgerState.TRIMMING
     latest = max((int(run.dues().max()) for run in found if run.kind == RunKind.MESSAGES), default=0)
     closed_ms = max(after[0].created_ms or _counter(raw, catalog.CLOCK) or 0, latest)
     size = sum(run.stored_bytes for run in found)
-    return LedgerRecord(created_ms, closed_ms, find_tail(raw, "main", ledger_id), size, state)
+    return fmt.LedgerRecord(created_ms, closed_ms, find_tail(raw, "main", ledger_id), size, state)
 
 
 # -- subscriptions -----------------------------------------------------------------------------
@@ -357,13 +334,13 @@ def mend_cursors(transaction: Transaction, lost: list[bytes], account: Account) 
     """Make subscriptions anew whose records are lost. lost: keys of records that cannot be read."""
     raw = transaction.raw
     known = {row.subscription_id for _, _, row in catalog.cursors(raw)}
-    owners = main_ledgers(raw)
+    owners = contents.main_ledgers(raw)
     orphans: dict[int, set[int]] = {}  # the topics in which a subscription without a record has acknowledged entries
-    for key, _ in catalog.rows(raw, fmt.prefix(Table.ACKED)):
+    for key, _ in catalog.rows(raw, fmt.prefix(fmt.Table.ACKED)):
         number, topic_id = fmt.leading_u32(key), owners.get(fmt.trailing_u64(key))
         if number not in known and topic_id is not None:
             orphans.setdefault(number, set()).add(topic_id)
-    named = [key for key in lost if key[0] == Table.CURSOR]
+    named = [key for key in lost if key[0] == fmt.Table.CURSOR]
     for key in named:
         topic_id = fmt.leading_u32(key)
         if catalog.topic_name(raw, topic_id) is None:
@@ -377,9 +354,9 @@ def mend_cursors(transaction: Transaction, lost: list[bytes], account: Account) 
         _begin(transaction, min(of), fmt.cursor_key(min(of), f"{RECOVERED}-{number}"), number, account)
     known = {row.subscription_id for _, _, row in catalog.cursors(raw)}
     for table, what in (
-        (Table.ACKED, "acknowledgements"),
-        (Table.ATTEMPTS, "failed deliveries"),
-        (Table.PAUSE, "ends of pauses"),
+        (fmt.Table.ACKED, "acknowledgements"),
+        (fmt.Table.ATTEMPTS, "failed deliveries"),
+        (fmt.Table.PAUSE, "ends of pauses"),
     ):
         bad = [key for key, _ in catalog.rows(raw, fmt.prefix(table)) if fmt.leading_u32(key) not in known]
         for key in bad:
@@ -387,20 +364,20 @@ def mend_cursors(transaction: Transaction, lost: list[bytes], account: Account) 
         if bad:
             account.say(f"main: removed {len(bad)} records of the {what} of subscriptions that are gone")
     for key in lost:
-        if key[0] == Table.ACKED:
+        if key[0] == fmt.Table.ACKED:
             _report_acked(raw, key, account)
 
 
 def _begin(transaction: Transaction, topic_id: int, key: bytes, number: int | None, account: Account) -> None:
     raw = transaction.raw
-    kept = kept_ledgers(raw, topic_id)
+    kept = contents.kept_ledgers(raw, topic_id)
     entries = sum(find_tail(raw, "main", ledger_id) for ledger_id in kept)
     acked = 0
     if number is None:
         number = catalog.take_numbers(transaction, catalog.SUBSCRIPTIONS)
     else:
         acked = sum(len(BitMap.deserialize(fields)) for _, fields in catalog.acked(raw, number))
-    transaction.put(key, CursorRecord(number, 0, min(kept, default=0), 0, 0).pack())
+    transaction.put(key, fmt.CursorRecord(number, 0, min(kept, default=0), 0, 0).pack())
     account.report.again += entries - acked
     fate = f"begins at the start again, {acked} of {entries} entries stay acknowledged"
     name = fmt.split_named_key(key, "replace")[1]
@@ -422,10 +399,10 @@ def _report_acked(raw: Reads, key: bytes, account: Account) -> None:
 def drop_strangers(transaction: Transaction, account: Account) -> None:
     """Remove ledgers, cursors and runs that belong to no topic."""
     raw = transaction.raw
-    topics = topic_ids(raw)
-    rows = [*catalog.rows(raw, fmt.prefix(Table.LEDGER)), *catalog.rows(raw, fmt.prefix(Table.CURSOR))]
+    topics = contents.topic_ids(raw)
+    rows = [*catalog.rows(raw, fmt.prefix(fmt.Table.LEDGER)), *catalog.rows(raw, fmt.prefix(fmt.Table.CURSOR))]
     bad = [key for key, _ in rows if fmt.leading_u32(key) not in topics]
-    ledgers = {ledger_id for ledger_id, topic_id in main_ledgers(raw).items() if topic_id in topics}
+    ledgers = {ledger_id for ledger_id, topic_id in contents.main_ledgers(raw).items() if topic_id in topics}
     strangers: list[bytes] = []
     cursor = raw.cursor()
     more = cursor.set_range(fmt.RUN_PREFIX)
@@ -482,7 +459,7 @@ NO_MARKERS = Marked(np.empty(0, np.uint32), np.empty(0, np.int64), Position(0, 0
 def read_marked(raw: Reads) -> dict[int, Marked]:
     """The markers in the main logs, as far as they can be read, by the ledger that they point into."""
     pieces: dict[int, list[Marked]] = {}
-    for run in marker_runs(raw, main_ledgers(raw)):
+    for run in contents.marker_runs(raw, contents.main_ledgers(raw)):
         piece = Marked(run.targets().copy(), run.dues(), Position(run.ledger_id, run.limit - 1))
         pieces.setdefault(run.target, []).append(piece)
     return {
@@ -520,14 +497,14 @@ def fired_in(dues: Int64s, frontier: FrontierRecord | None) -> BitMap:
 
 
 def mend_frontiers(
-    transaction: Transaction, environment: Environment, start_ms: int, partition: PartitionRecord, logs: dict[int, int],
-    lost: Iterable[bytes], markers: Mapping[int, Marked], account: Account,
+    transaction: Transaction, environment: Environment, start_ms: int, partition: fmt.PartitionRecord,
+    logs: dict[int, int], lost: Iterable[bytes], markers: Mapping[int, Marked], account: Account,
 ) -> None:  # fmt: skip
     """Make the frontiers of a partition anew that are lost: those of `lost` keys, and of logs that have markers."""
     raw = transaction.raw
-    here = [key for key in lost if key[0] == Table.FRONTIER and fmt.trailing_u64(key) == start_ms]
+    here = [key for key in lost if key[0] == fmt.Table.FRONTIER and fmt.trailing_u64(key) == start_ms]
     damaged = {fmt.leading_u32(key) for key in here}
-    closed = partition.state is PartitionState.CLOSED
+    closed = partition.state is fmt.PartitionState.CLOSED
     for topic_id, ledger_id in logs.items():
         if catalog.frontier(raw, topic_id, start_ms) is not None or catalog.topic_name(raw, topic_id) is None:
             continue
@@ -535,7 +512,7 @@ def mend_frontiers(
         any_marked = len(marked.entries) > 0
         if not any_marked and topic_id not in damaged:
             continue
-        dues = due_column(environment, ledger_id, cancellations.members(raw, Table.ADMITTED, ledger_id))
+        dues = due_column(environment, ledger_id, cancellations.members(raw, fmt.Table.ADMITTED, ledger_id))
         known, reached = marked.bitmap(), marked.latest()
         for snapshot in inspect_snapshots(environment, ledger_id):
             if snapshot.state is SnapshotState.COMPLETE and snapshot.metadata is not None:
@@ -545,7 +522,7 @@ def mend_frontiers(
                 reached = max(reached, place)
         if closed:  # then all of it has fired
             reached = (partition.end_ms, 0)
-        passed = _passed_in(dues, reached) - cancellations.members(raw, Table.CANCELLED, ledger_id)
+        passed = _passed_in(dues, reached) - cancellations.members(raw, fmt.Table.CANCELLED, ledger_id)
         first = marked.place(0) if any_marked else NOTHING_FIRED
         again = BitMap() if closed else passed - known - _passed_in(dues, first)
         if reached[0] >= 0:
@@ -565,7 +542,7 @@ def _append_markers(transaction: Transaction, log: PartitionLog, entries: BitMap
     """Append markers of entries of a log to the topic's open ledger, in due order; the last one's place."""
     raw = transaction.raw
     ledgers = catalog.ledgers(raw, log.topic_id)
-    place = Position(next(number for number, row in ledgers if row.state is LedgerState.OPEN), 0)
+    place = Position(next(number for number, row in ledgers if row.state is fmt.LedgerState.OPEN), 0)
     place = place._replace(entry_id=find_tail(raw, "main", place.ledger_id))
     _write_markers(transaction, place, log, entries, dues)
     return place._replace(entry_id=place.entry_id + len(entries) - 1)
@@ -639,7 +616,7 @@ def _unmarked(raw: Reads, topic_id: int, hole: Position, open_log: OpenLog) -> l
     """The logs of a topic in which entries have fired that have no marker."""
     marked: dict[int, BitMap] = {}
     before: dict[int, tuple[int, int]] = {}
-    for run in marker_runs(raw, kept_ledgers(raw, topic_id)):
+    for run in contents.marker_runs(raw, contents.kept_ledgers(raw, topic_id)):
         marked.setdefault(run.target, BitMap()).update(run.targets().tolist())
         if (run.ledger_id, run.first_entry) < hole:
             pairs = zip(run.dues().tolist(), run.targets().tolist(), strict=True)
@@ -651,8 +628,10 @@ def _unmarked(raw: Reads, topic_id: int, hole: Position, open_log: OpenLog) -> l
         with open_log(row.ledger_id) as log:
             if log is None:
                 continue
-            dues = due_column(log.environment, row.ledger_id, cancellations.members(raw, Table.ADMITTED, row.ledger_id))
-        entries = fired_in(dues, row) - cancellations.members(raw, Table.CANCELLED, row.ledger_id)
+            dues = due_column(
+                log.environment, row.ledger_id, cancellations.members(raw, fmt.Table.ADMITTED, row.ledger_id)
+            )
+        entries = fired_in(dues, row) - cancellations.members(raw, fmt.Table.CANCELLED, row.ledger_id)
         entries -= marked.get(row.ledger_id, BitMap())
         if entries:
             found.append(_Unmarked(log, row, dues, entries, before.get(row.ledger_id, NOTHING_FIRED)))
@@ -682,7 +661,7 @@ def mend_withdrawals(
     cancelled = lost_cancellations(Withdrawn(raw), conditionals, fired)
     blocks, unknown = (
         {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key in lost if key[0] == table}
-        for table in (Table.CANCELLED, Table.ADMITTED)
+        for table in (fmt.Table.CANCELLED, fmt.Table.ADMITTED)
     )
     blocks |= {(ledger_id, each >> BLOCK_BITS) for ledger_id, of in cancelled.items() for each in of}
     for ledger_id in sorted({ledger_id for ledger_id, _ in blocks}):
@@ -691,20 +670,20 @@ def mend_withdrawals(
                 here = [block for each, block in blocks if each == ledger_id]
                 _cancel(transaction, log, here, cancelled.get(ledger_id, BitMap()), account)
     for ledger_id, entries in lost_admissions(Withdrawn(raw), conditionals, certain, unknown).items():
-        cancellations.add(transaction, Table.ADMITTED, ledger_id, entries)
+        cancellations.add(transaction, fmt.Table.ADMITTED, ledger_id, entries)
         account.say(f"ADMITTED, ledger {ledger_id}: {len(entries)} rescheduled messages admitted again")
 
 
 def _cancel(transaction: Transaction, log: PartitionLog, blocks: list[int], named: BitMap, account: Account) -> None:
     """Cancel what the rest tells was cancelled in some blocks of a log; count what else may have been."""
     raw, ledger_id = transaction.raw, log.ledger_id
-    admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
+    admitted = cancellations.members(raw, fmt.Table.ADMITTED, ledger_id)
     dues = due_column(log.environment, ledger_id, admitted)
     inside = BitMap()
     for block in blocks:
         inside.add_range(block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, len(dues)))
     found = (named | _missing_in_snapshot(log.environment, ledger_id, dues, admitted)) & inside
-    fresh = cancellations.add(transaction, Table.CANCELLED, ledger_id, found)
+    fresh = cancellations.add(transaction, fmt.Table.CANCELLED, ledger_id, found)
     fired = fired_in(dues, catalog.frontier(raw, log.topic_id, log.start_ms))
     held = BitMap(np.flatnonzero(dues < 0).astype(np.uint32))
     most = len(inside - found - fired - held)

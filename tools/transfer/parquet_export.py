@@ -35,16 +35,7 @@ from ..columns.scan_plan import LogRange, Slice, Wanted, plan_in, plan_scan
 from ..columns.sealed import Sealed, open_main_to_read, read_sealed
 from ..fleet import Outcome, each_store
 from ..values import path_segment
-from .export_layout import (
-    MESSAGE_COLUMNS,
-    PENDING,
-    TABLE_SCHEMAS,
-    ExportedFile,
-    day_of,
-    message_path,
-    schema_named,
-    write_manifest,
-)
+from . import export_layout as layout
 
 STAGING = ".staging"
 STORES = "STORES.json"
@@ -61,7 +52,7 @@ class StagedFile(NamedTuple):
     """A file that one attempt has written, and what it is to be called."""
 
     staged: str
-    file: ExportedFile
+    file: layout.ExportedFile
     dropped: int
     withdrawn: int
     damaged: int
@@ -164,14 +155,14 @@ def _export(
 ) -> Exported:
     def read_main(raw: Reads, identity: Identity, generations: list[Sealed]) -> Any:
         view = View(store, identity, raw, known)
-        for name in tables if copy is None else TABLE_SCHEMAS:
-            schema = schema_named(name)
-            rows = view.batches(name, schema.names, wanted if name == PENDING else Wanted())
+        for name in tables if copy is None else layout.TABLE_SCHEMAS:
+            schema = layout.schema_named(name)
+            rows = view.batches(name, schema.names, wanted if name == layout.PENDING else Wanted())
             _write(dest / f"{name}.parquet", rows, schema)
         plan = [] if copy is not None else plan_in(raw, identity.store_id, generations, wanted, claims=True)
         return identity, generations, plan, retention_by_topic(raw)
 
-    tables = [*TABLE_SCHEMAS, *([PENDING] if pending else [])]
+    tables = [*layout.TABLE_SCHEMAS, *([layout.PENDING] if pending else [])]
     known = logs_now(store) if pending and copy is None else None
     exported_ms = time.time_ns() // 1_000_000
     if copy is None:
@@ -182,9 +173,9 @@ def _export(
         with open_main_to_read(store) as (found_there, main), main.read() as raw:
             identity, generations, _, retention = read_main(raw, found_there, closed)
         if pending:
-            schema = schema_named(PENDING)
-            rows = (each for task in plan_copy(copy, PENDING, wanted) for each in scan_copy(task, schema.names))
-            _write(dest / f"{PENDING}.parquet", rows, schema)
+            schema = layout.schema_named(layout.PENDING)
+            rows = (each for task in plan_copy(copy, layout.PENDING, wanted) for each in scan_copy(task, schema.names))
+            _write(dest / f"{layout.PENDING}.parquet", rows, schema)
     staging = dest / STAGING
     make_directory(staging)
     tasks = [(part, str(staging)) for part in plan]
@@ -202,7 +193,7 @@ def _export(
         for sealed in generations
         if sealed.partition in rows_of
     ]  # fmt: skip
-    write_manifest(
+    layout.write_manifest(
         dest,
         {
             "store_id": identity.store_id.hex(),
@@ -293,10 +284,10 @@ class _DayFile:
 
 
 def _export_log(part: Slice, log: LogRange, directory: Path) -> list[StagedFile]:
-    schema = schema_of(MESSAGE_COLUMNS)
+    schema = schema_of(layout.MESSAGE_COLUMNS)
     days: dict[int, _DayFile] = {}
     with ExitStack() as stack:
-        for batch in scan_messages(part._replace(ranges=(log,)), MESSAGE_COLUMNS):
+        for batch in scan_messages(part._replace(ranges=(log,)), layout.MESSAGE_COLUMNS):
             dues = batch.column("due_ms").fill_null(part.sealed.start_ms).to_numpy()
             numbers = dues // _DAY_MS
             for day in np.unique(numbers).tolist():
@@ -310,9 +301,9 @@ def _export_log(part: Slice, log: LogRange, directory: Path) -> list[StagedFile]
     found = []
     for day, written in sorted(days.items()):
         flush_file(written.path)
-        text = day_of(day * _DAY_MS)
+        text = layout.day_of(day * _DAY_MS)
         size = written.path.stat().st_size
-        path = message_path(log.topic, text, name)
-        file = ExportedFile(path, log.topic, text, sealed.partition, written.rows, size)
+        path = layout.message_path(log.topic, text, name)
+        file = layout.ExportedFile(path, log.topic, text, sealed.partition, written.rows, size)
         found.append(StagedFile(os.fspath(written.path), file, written.dropped, written.withdrawn, written.damaged))
     return found
