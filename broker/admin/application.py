@@ -27,7 +27,7 @@ from ..protocol.failures import Refused, ServerError
 from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Permissions
 from .http_request import HttpError, Reply, Request, Stream
-from .routing import Need, Route, Router, actions_of, instead_of
+from .routing import Need, Route, Router, instead_of
 
 _log = logging.getLogger("duelog.broker.admin")
 
@@ -133,9 +133,9 @@ class Application:
 
     def _check(self, need: Need, role: str | None, parameters: dict[str, str]) -> None:
         permissions = self._permissions
-        if actions := actions_of(need):
+        if need.actions:
             namespace = f"{parameters['tenant']}/{parameters['namespace']}"
-            permissions.require(role, namespace, *actions)
+            permissions.require(role, namespace, *need.actions)
         elif need is Need.SUPERUSER and not permissions.is_superuser(role):
             raise HttpError(403, f"role {role!r} is no superuser")
         elif need is Need.TENANT and not permissions.administers(role, parameters["tenant"]):

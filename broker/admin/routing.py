@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -122,36 +122,28 @@ Handler = Callable[[Request], Awaitable[Any]]
 """See `http_request`: a JSON value, None or a Reply."""
 
 
-class Need(Enum):
-    """Right that a route needs. Superusers and the administrators of `{tenant}` have all of the last four."""
+_TENANT = "superusers, administrators of the tenant"
 
-    NOTHING = auto()
-    """Not even credentials."""
-    LOGIN = auto()
-    """Good credentials, of any role."""
-    SUPERUSER = auto()
-    TENANT = auto()
-    PRODUCE = auto()
-    """Granted in `{tenant}/{namespace}`."""
-    CONSUME = auto()
-    EITHER = auto()
+
+class Need(Enum):
+    """Right that a route needs: who has it, and actions of which `{tenant}/{namespace}` has to grant a role one."""
+
+    NOTHING = "needs no credentials", ()
+    LOGIN = "any role", ()
+    SUPERUSER = "superusers", ()
+    TENANT = _TENANT, ()
+    PRODUCE = f"{_TENANT}, roles that may produce in the namespace", (Action.PRODUCE,)
+    CONSUME = f"{_TENANT}, roles that may consume in the namespace", (Action.CONSUME,)
+    EITHER = f"{_TENANT}, roles that may produce or consume in the namespace", (Action.PRODUCE, Action.CONSUME)
+
+    def __init__(self, roles: str, actions: tuple[Action, ...]) -> None:
+        self.roles = roles
+        self.actions = actions
 
 
 _NEEDS = {
     Right.READ: Need.EITHER, Right.PRODUCE: Need.PRODUCE, Right.CONSUME: Need.CONSUME, Right.ADMIN: Need.SUPERUSER
 }  # fmt: skip
-
-
-_ACTIONS = {
-    Need.PRODUCE: (Action.PRODUCE,),
-    Need.CONSUME: (Action.CONSUME,),
-    Need.EITHER: (Action.PRODUCE, Action.CONSUME),
-}
-
-
-def actions_of(need: Need) -> tuple[Action, ...]:
-    """Return the actions of which a namespace has to grant one; none: no namespace can grant it."""
-    return _ACTIONS.get(need, ())
 
 
 def need_of(operation: str) -> Need:
@@ -229,17 +221,6 @@ def _is_parameter(part: str) -> bool:
     return part.startswith("{")
 
 
-_ROLES = {
-    Need.NOTHING: "needs no credentials",
-    Need.LOGIN: "any role",
-    Need.SUPERUSER: "superusers",
-    Need.TENANT: "superusers, administrators of the tenant",
-    Need.PRODUCE: "superusers, administrators of the tenant, roles that may produce in the namespace",
-    Need.CONSUME: "superusers, administrators of the tenant, roles that may consume in the namespace",
-    Need.EITHER: "superusers, administrators of the tenant, roles that may produce or consume in the namespace",
-}
-
-
 class OpenApi:
     """Answers with the document."""
 
@@ -282,7 +263,7 @@ def _operation(route: Route) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": f"{route.method} {route.path}",
         "summary": route.summary,
-        "description": f"For: {_ROLES[route.need]}.",
+        "description": f"For: {route.need.roles}.",
         "parameters": parameters,
         "responses": {"2XX": {"description": "done"}, "4XX": failure, "5XX": failure},
     }

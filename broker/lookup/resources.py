@@ -9,9 +9,11 @@ import asyncio
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
-from types import MappingProxyType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from ...store.errors import CorruptRecord, DocumentChanged
 from ...store.log.documents import Document, Documents
@@ -20,11 +22,9 @@ from ..security.permissions import Action
 from .compatibility import Compatibility
 
 V = TypeVar("V")
-NOTHING: Mapping[str, frozenset[Action]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class AutoCreation:
+class AutoCreation(msgspec.Struct, frozen=True):
     """The rule of creating a topic when a client first asks for it."""
 
     allowed: bool = True
@@ -32,34 +32,14 @@ class AutoCreation:
     """Partitions of a topic created so; 0: it is a plain topic."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceSettings:
+class NamespaceSettings(msgspec.Struct, frozen=True, rename="camel"):
     """Settings of a namespace; None: the broker's configuration holds."""
 
     auto_creation: AutoCreation | None = None
     deduplication: bool | None = None
     compatibility: Compatibility | None = None
-    permissions: Mapping[str, frozenset[Action]] = field(default_factory=lambda: NOTHING)
+    permissions: dict[str, frozenset[Action]] = {}
     """By role."""
-
-    def to_json(self) -> dict[str, Any]:
-        creation = self.auto_creation
-        return {
-            "autoCreation": creation and {"allowed": creation.allowed, "partitions": creation.partitions},
-            "deduplication": self.deduplication,
-            "compatibility": self.compatibility,
-            "permissions": {role: sorted(actions) for role, actions in self.permissions.items()},
-        }
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        creation, compatibility = found["autoCreation"], found["compatibility"]
-        return cls(
-            None if creation is None else AutoCreation(creation["allowed"], creation["partitions"]),
-            found["deduplication"],
-            None if compatibility is None else Compatibility(compatibility),
-            {role: frozenset(map(Action, actions)) for role, actions in found["permissions"].items()},
-        )
 
 
 class Records(Generic[V]):
@@ -134,7 +114,7 @@ class Records(Generic[V]):
     def _read(self, key: str, document: Document) -> V:
         try:
             return self._from_json(json.loads(document.value))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, msgspec.ValidationError) as error:
             raise CorruptRecord(f"document {key} is of no known form: {error!r}") from error
 
     def _write(self, key: str, value: V | None, before: Document | None) -> bool:
@@ -172,7 +152,8 @@ class Resources:
         self.defaults = defaults or Defaults()
         self.tenants: Records[list[str]] = values_of(documents, "tenant", "adminRoles")
         """Administrators by tenant."""
-        self.namespaces = Records(documents, "namespace", NamespaceSettings.to_json, NamespaceSettings.from_json)
+        to_json = partial(msgspec.to_builtins, order="sorted")
+        self.namespaces = Records(documents, "namespace", to_json, partial(msgspec.convert, type=NamespaceSettings))
         self.partitioned: Records[int] = values_of(documents, "partitioned", "partitions")
         """Numbers of partitions by `tenant/namespace/name`."""
         self.deduplication: Records[bool] = values_of(documents, "topic", "deduplication")
@@ -191,7 +172,7 @@ class Resources:
 
     def granted(self, namespace: str) -> Mapping[str, Collection[Action]]:
         found = self.namespaces.get(namespace)
-        return NOTHING if found is None else found.permissions
+        return {} if found is None else found.permissions
 
     def partitions(self, topic: TopicName) -> int:
         """The number of partitions; 0: the topic is not partitioned."""

@@ -28,7 +28,7 @@ from ...operations.operations import OPERATIONS, Ask, Operations
 from ...store.errors import ClosedError, DuelogError, InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ..admin.http_request import HttpError, Reply, Request, Stream
-from ..admin.routing import Need, Route, actions_of, need_of
+from ..admin.routing import Need, Route, need_of
 from ..operate.client_message import shown_entry
 from ..protocol.loop_calls import Workers
 from ..security.permissions import Action, Permissions
@@ -226,7 +226,7 @@ class OperationResource:
             return None
         within = operation.signature.parameters.keys() & {"topic", "namespace"}
         namespaces = _namespaces(arguments) if within else []
-        actions = actions_of(need_of(operation.name))
+        actions = need_of(operation.name).actions
         if namespaces and all(self._permissions.allows(role, each, *actions) for each in namespaces):
             return None
         return f"role {role!r} may not ask for {operation.name} of {' and '.join(namespaces) or 'the whole store'}"

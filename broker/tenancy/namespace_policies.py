@@ -6,10 +6,12 @@ end, and the time to live in seconds.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from ...delayed_store import DelayedStore
 from ...store.config import MIB

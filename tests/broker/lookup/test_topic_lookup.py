@@ -1,9 +1,9 @@
 """LOOKUP, PARTITIONED_METADATA, names as clients give them, and opening topics for producers and consumers."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from duelog import DelayedStore, Topic
 from duelog.broker.lookup.resources import AutoCreation, Defaults, NamespaceSettings
@@ -247,7 +247,7 @@ async def test_two_changes_of_one_document_at_a_time_are_both_kept(store: Delaye
 
 def test_a_document_that_cannot_be_read_is_told_by_its_key(store: DelayedStore) -> None:
     """At the start."""
-    store.documents.put("namespace/a/b", b"{}")
+    store.documents.put("namespace/a/b", b'{"permissions": []}')
     stage = Stage(store)
     with pytest.raises(CorruptRecord, match="namespace/a/b"):
         asyncio.run(stage.resources.load())
