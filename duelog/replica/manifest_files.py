@@ -120,7 +120,7 @@ class ManifestFiles:
     def _put(self, file: ReplicaFile, path: Path) -> ReplicaFile:
         """Put what is at `path` into the bucket; `file` with its name, size and checksum."""
         size, crc = describe(path)
-        label = "main" if file.start_ms == MAIN_START else f"{file.start_ms}-{file.generation}"
+        label = f"{'main' if file.start_ms == MAIN_START else file.start_ms}-{file.generation}"
         label = label if file.ledger is None else f"{label}-{file.ledger}"
         name = f"{FILES}/{label}-{max(file.applied, 0)}-{crc:08x}{made_by(self._shipping.epoch)}"
         self._bucket.put(name, path)

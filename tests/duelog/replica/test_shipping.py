@@ -17,7 +17,7 @@ from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
 from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name
 from duelog.replica.log_object import unpack
-from duelog.replica.manifest import Manifest, read_manifest
+from duelog.replica.manifest import MAIN_START, Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.replica.shipping import Draft, Shipping
 from duelog.store.errors import ReplicaDamaged
@@ -572,6 +572,9 @@ def test_the_main_environment_is_copied_again_where_only_its_record_of_the_log_h
         shipping_of(store).make_manifest()
         ship(store)
         assert of_copy(bucket, tmp_path / f"restored-{number}") == waiting(store)
+    files = [file for seq in bucket.manifests() for file in read_manifest(bucket, seq).files]
+    mains = {file.content: file.name for file in files if file.start_ms == MAIN_START}
+    assert len(set(mains.values())) == len(mains)  # two had the same, and the later one replaced the other
 
 
 def test_manifests_are_made_though_the_clock_was_set_back(
