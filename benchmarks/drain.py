@@ -1,7 +1,7 @@
 """drain: messages per second from a store to `duelog serve` on the same machine, by `duelog drain`.
 
-Pending messages of 300 bytes in ten topics and three days; the other broker deduplicates. First they are copied, then a
-second run finds them there and cancels them here.
+Pending messages of 300 bytes in ten topics and three days; the other broker deduplicates. First they are copied, to its
+store and to the broker, then a second run finds them at the broker and cancels them here.
 """
 
 from __future__ import annotations
@@ -59,8 +59,13 @@ def main(argv: list[str]) -> int:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
             assert broker.stdout is not None
             url = broker.stdout.readline().split()[-1]
-            for run, more in (("copied", ["--keep"]), ("found there, cancelled", [])):
-                seconds = drained(source, url, *more)
+            runs = (
+                ("copied to its store", command[4], True),
+                ("copied", url, True),
+                ("found there, cancelled", url, False),
+            )
+            for run, place, keep in runs:
+                seconds = drained(source, place, *["--keep"] * keep)
                 table.add_row(run, f"{n:,}", f"{n / seconds:,.0f}")
                 print(json.dumps({"workload": "drain", "run": run, "messages": n, "per_s": round(n / seconds)}))
             broker.terminate()

@@ -443,6 +443,11 @@ class ConnectedTopic(Topic):
         ids = self._numbered("Topic.send_payloads", [payloads], named, len(payloads))
         return ids if isinstance(ids, MessageIds) else MessageIds([(*run, 1) for run in ids])
 
+    def send_once(self, producer: str, first: int, messages: list[Message]) -> list[MessageId | None]:
+        """Send a batch, due in the past too, under a producer's numbers from `first` on; None: it was stored before."""
+        named = {"allow_past": True, "numbers": [producer, first]}
+        return list(self._connection.call("Topic.send_batch", self._target, [messages], named, repeated=True))
+
     def _numbered(self, name: str, arguments: list[Any], named: dict[str, Any], count: int) -> Sequence[MessageId]:
         """Send a batch that is stored once, however often it is asked for."""
         named["numbers"] = [self._store._sender, self._store.number(self._target[0], count)]

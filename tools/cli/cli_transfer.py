@@ -287,7 +287,14 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
 @app.command()
 def drain(
     store: Store,
-    to: Annotated[str, option("URL", "The other broker: pulsar:// or pulsar+ssl://host:port.")],
+    to: Annotated[
+        str,
+        option(
+            "PLACE",
+            "The other broker: pulsar:// or pulsar+ssl://host:port; another store that is served: its directory, "
+            "duelog:// or duelog+ssl://host:port.",
+        ),
+    ],
     topic: Annotated[list[str] | None, option("--topic", "TOPIC", "Only this topic; may be repeated.")] = None,
     keep: Annotated[
         bool, option("--keep", "Copy: cancel nothing here, and work beside a process that has it open.")
@@ -302,17 +309,19 @@ def drain(
     trust: Annotated[Path | None, option("--tls-trust", "FILE", "Certificates that are trusted, in PEM.")] = None,
     json_: Json = False,
 ) -> None:
-    """Send what is pending to a Pulsar cluster or another duelog broker, with its due times, and cancel it here.
+    """Send what is pending to a Pulsar cluster or another duelog store, with its due times, and cancel it here.
 
     Needs `pip install 'duelog[drain]'`, and the store for itself: stop its broker first. A message is cancelled here
     once it is confirmed there. Run it again after whatever ended it: nothing is lost, and at most 512 entries come
-    twice, none where the other broker deduplicates. Key, ordering key, properties, event time and null values are
-    carried; batches become single messages, payloads are sent uncompressed. What cannot be carried is counted, stays
-    here and makes exit status 1. What has fired is not pending: let its subscriptions receive it here.
+    twice, none in a duelog store, or where the other broker deduplicates. A duelog store gets entries as they are. For
+    a broker key, ordering key, properties, event time and null values are carried; batches become single messages,
+    payloads are sent uncompressed. What cannot be carried is counted, stays here and makes exit status 1. What has
+    fired is not pending: let its subscriptions receive it here.
 
     ```
     duelog drain data --to pulsar://cluster.example:6650 --dry-run
     duelog drain data --to pulsar+ssl://cluster.example:6651 --token "$TOKEN"
+    duelog drain data --to duelog://other.example:6700
     ```
     """
     from ... import DelayedStore, StoreConfig, SystemClock
@@ -321,12 +330,15 @@ def drain(
     from ...store.names import TopicName
 
     try:
-        from ..transfer.draining import Drain, PulsarTarget
+        from ..transfer.draining import Drain, DrainTarget, PulsarTarget, StoreTarget
     except ModuleNotFoundError as error:
         raise InvalidArgument("drain", error.name, "is not installed; pip install 'duelog[drain]'") from error
     require_store(store)
     topics = [TopicName.parse(each) for each in topic] if topic else None
-    target = PulsarTarget(to, token=token, trust=trust)
+    to_store = not to.startswith("pulsar")
+    if to_store and Path(to).absolute() == store.absolute():
+        raise InvalidArgument("--to", to, "expected another store")
+    target: DrainTarget = (StoreTarget if to_store else PulsarTarget)(to, token=token, trust=trust)
     config = StoreConfig(partition_ms=stored_span_ms(store) or StoreConfig().partition_ms, background=False)
     with alone("draining cancels here what is there: end it first, or copy with --keep"):
         engine = open_engine(store.absolute(), config, SystemClock(), read_only=keep or dry_run, records_defaults=False)
@@ -336,6 +348,7 @@ def drain(
             work = Drain(
                 engine,
                 None if dry_run else target,
+                to_store=to_store,
                 topics=topics,
                 keep=keep,
                 subscriptions=subscriptions,

@@ -1,4 +1,4 @@
-"""Draining: what is pending in a store is sent to another broker with its due times, and then cancelled here.
+"""Draining: what is pending in a store is sent to another broker or store with its due times, then cancelled here.
 
 A message is cancelled once the other broker has confirmed it, so a drain that was killed goes on where it ended, and
 nothing is lost. What comes twice is what was confirmed and not cancelled yet: at most `AT_ONCE` entries, and none where
@@ -7,6 +7,9 @@ that of its id; a producer has one message on its way, and its numbers are the e
 number that the other broker knows of a producer is there, and is not sent again. That holds only while no message is
 passed over that a later run would send: one that the other broker refuses ends the drain; what is left here is left
 by every run.
+
+Another store of duelog stores a batch whole or not at all, each entry under a number of its own, its id: there entries
+go in batches, as they are stored here, and one that is refused is found by sending those of its batch one by one.
 """
 
 from __future__ import annotations
@@ -18,20 +21,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ... import DelayedStore
+from ... import DelayedStore, Message
 from ...broker.lookup.topic_address import shown_subscription
 from ...broker.operate.client_message import ClientMessage, NotCarried, client_messages
+from ...connected.connected_store import ConnectedTopic, connect
 from ...engine import Engine
 from ...markers.lookup import unfired
-from ...store.codec.body import decode_body
+from ...operations.wire import Disconnected
+from ...store.codec.body import DEDUP, decode_body
 from ...store.codec.format import PartitionState
 from ...store.env.environment import Environment
-from ...store.errors import CorruptEntry, DuelogError, InvalidArgument
+from ...store.errors import ConsumerBusy, CorruptEntry, DuelogError, InvalidArgument
 from ...store.log.scan import RunFinder
 from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
@@ -39,6 +45,9 @@ from ...store.position import MessageId
 
 AT_ONCE = 512
 """Entries that are sent before they are cancelled together."""
+
+STORE_AT_ONCE = 4_096
+"""As AT_ONCE, to another store of duelog."""
 
 STRIPES = 32
 """Producers of one partition log, and threads. Never another number: entries would change their producer."""
@@ -55,7 +64,7 @@ UNREADABLE = "cannot be read"
 class PendingEntry(NamedTuple):
     """One entry that has not fired. reason: why its body cannot be read.
 
-    addressee: the only subscription it is for. expires: it has a time to live of its own.
+    addressee: the only subscription it is for. ttl_ms: its own time to live. dedup_key: its deduplication key.
     """
 
     message_id: MessageId
@@ -64,7 +73,8 @@ class PendingEntry(NamedTuple):
     key: str | None
     properties: dict[str, str]
     addressee: str | None = None
-    expires: bool = False
+    ttl_ms: int | None = None
+    dedup_key: str | None = None
     reason: str = ""
 
 
@@ -91,11 +101,13 @@ def pending_entries(engine: Engine, topic: TopicName, at_once: int) -> Iterator[
 
 def _bodies(environment: Environment, ledger_id: int, wanted: Sequence[tuple[int, int]]) -> Iterator[PendingEntry]:
     with environment.read() as raw:
-        finder = RunFinder(raw, environment.name)
+        finder, run = RunFinder(raw, environment.name), None
         for entry_id, due_ms in wanted:
             message_id = MessageId(ledger_id, entry_id)
             try:
-                run = finder.find(ledger_id, entry_id)
+                if run is None or not run.first_entry <= entry_id < run.limit:
+                    run = None
+                    run = finder.find(ledger_id, entry_id)
                 body = None if run is None else run.body(entry_id - run.first_entry)
                 if body is None:
                     raise ValueError("its body is gone")
@@ -103,15 +115,9 @@ def _bodies(environment: Environment, ledger_id: int, wanted: Sequence[tuple[int
             except (CorruptEntry, ValueError) as error:
                 yield PendingEntry(message_id, due_ms, b"", None, {}, reason=str(error))
                 continue
-            addressee, expires = (extra or {}).get("addressee"), "ttl" in (extra or {})
+            own: dict[str, Any] = extra or {}
             yield PendingEntry(
-                message_id,
-                due_ms,
-                payload,
-                key,
-                properties or {},
-                None if addressee is None else str(addressee),
-                expires,
+                message_id, due_ms, payload, key, properties or {}, own.get("addressee"), own.get("ttl"), own.get(DEDUP)
             )
 
 
@@ -121,8 +127,11 @@ class DrainTarget(Protocol):
     def subscribe(self, topic: str, subscription: str) -> None:
         """Make a subscription, or find it there."""
 
-    def open(self, topic: str, producer: str) -> DrainProducer:
+    def open(self, topic: str, producer: str) -> DrainProducer | StoreProducer:
         """A producer of a fixed name."""
+
+    def close(self) -> None:
+        """Disconnect."""
 
 
 class DrainProducer(Protocol):
@@ -166,35 +175,34 @@ class _Item(NamedTuple):
     topic: TopicName
     entry: PendingEntry
     messages: list[ClientMessage]
-
-    @property
-    def producer(self) -> _ProducerKey:
-        message_id = self.entry.message_id
-        return str(self.topic), message_id.ledger_id, message_id.entry_id % STRIPES
+    """Empty where the entry goes as it is."""
 
 
 @dataclass(eq=False)
 class Drain:
     """One run. target None: nothing is sent and nothing cancelled, what would be is counted.
 
-    topics: None for all. keep: cancel nothing. subscriptions: make those of each topic before it is sent.
+    to_store: it is another store of duelog. topics: None for all. keep: cancel nothing. subscriptions: make those of
+    each topic before it is sent.
     """
 
     engine: Engine
     target: DrainTarget | None
     _: KW_ONLY
+    to_store: bool = False
     topics: Sequence[TopicName] | None = None
     keep: bool = False
     subscriptions: bool = True
     progress: Callable[[Drained], object] = lambda done: None
     done: Drained = field(default_factory=Drained, init=False)
-    _producers: dict[_ProducerKey, DrainProducer] = field(default_factory=dict, init=False)
+    _producers: dict[_ProducerKey, DrainProducer | StoreProducer] = field(default_factory=dict, init=False)
     _subscribed: set[str] = field(default_factory=set, init=False)
     _confirmed: list[tuple[_Item, int]] = field(default_factory=list, init=False)
     """With how many of its messages were sent now."""
 
     def __post_init__(self) -> None:
         self._store = DelayedStore(self.engine)
+        self._at_once = STORE_AT_ONCE if self.to_store else AT_ONCE
 
     def run(self) -> Drained:
         """Drain. Raises what the target raises, CodecMissing, UnknownTopic; `done` says what was done before."""
@@ -212,8 +220,8 @@ class Drain:
         for topic in self._names():
             self.done.topics += 1
             of_schedules = {each.next_id for each in self._store.topic(str(topic)).schedules()}
-            for entries in pending_entries(self.engine, topic, AT_ONCE):
-                if len(waiting) + len(entries) > AT_ONCE:
+            for entries in pending_entries(self.engine, topic, self._at_once):
+                if len(waiting) + len(entries) > self._at_once:
                     yield waiting
                     waiting = []
                 waiting += filter(None, (self._item(topic, each, of_schedules) for each in entries))
@@ -232,10 +240,12 @@ class Drain:
             left = UNREADABLE
         elif entry.addressee is not None:
             left = ADDRESSED
-        elif entry.expires:
-            left = EXPIRES
         elif entry.message_id in of_schedules:
             left = BY_SCHEDULE
+        elif self.to_store:
+            return _Item(topic, entry, [])
+        elif entry.ttl_ms is not None:
+            left = EXPIRES
         else:
             try:
                 return _Item(topic, entry, client_messages(entry.payload, entry.key, entry.properties))
@@ -253,7 +263,7 @@ class Drain:
             due_ms = item.entry.due_ms
             self.done.entries += 1
             self.done.before += not sent
-            self.done.messages += len(item.messages)
+            self.done.messages += len(item.messages) or 1
             self.done.first_due_ms = min(self.done.first_due_ms or due_ms, due_ms)
             self.done.last_due_ms = max(self.done.last_due_ms or due_ms, due_ms)
         self._confirmed.clear()
@@ -263,7 +273,7 @@ class Drain:
         self._subscribe(target, items, pool)
         by_producer: dict[_ProducerKey, list[_Item]] = {}
         for item in items:
-            by_producer.setdefault(item.producer, []).append(item)
+            by_producer.setdefault(self._producer_of(item), []).append(item)
         results = [pool.submit(self._send, target, key, each) for key, each in by_producer.items()]
         try:
             wait(results)
@@ -271,13 +281,18 @@ class Drain:
             self._cancel()
         for result in results:
             result.result()
-        self._close([key for key in self._producers if key[:2] != items[-1].producer[:2]])
+        last = self._producer_of(items[-1])
+        self._close([key for key in self._producers if key[:2] != last[:2]])
+
+    def _producer_of(self, item: _Item) -> _ProducerKey:
+        ledger_id, entry_id = item.entry.message_id
+        return str(item.topic), ledger_id, -1 if self.to_store else entry_id % STRIPES
 
     def _subscribe(self, target: DrainTarget, items: list[_Item], pool: ThreadPoolExecutor) -> None:
         """Make the subscriptions of topics that are new: without one a broker may drop what it is sent."""
         new = dict.fromkeys(str(item.topic) for item in items if str(item.topic) not in self._subscribed)
         wanted = [
-            (topic, shown_subscription(name))
+            (topic, name if self.to_store else shown_subscription(name))
             for topic in (new if self.subscriptions else ())
             for name in self._store.topic(topic).subscriptions()
         ]
@@ -291,6 +306,10 @@ class Drain:
         if producer is None:
             name = f"duelog-drain-{self.engine.storage.store_id.hex()[:16]}-{ledger_id}-{stripe}"
             producer = self._producers[key] = target.open(topic, name)
+        if isinstance(producer, StoreProducer):
+            for batch in _batches(items):
+                self._confirmed += zip(batch, producer.send([item.entry for item in batch]), strict=True)
+            return
         for item in items:
             message_id, due_ms, *_ = item.entry
             first = message_id.entry_id << _BATCH_BITS
@@ -315,6 +334,76 @@ class Drain:
     def _close(self, keys: list[_ProducerKey]) -> None:
         for key in keys:
             self._producers.pop(key).close()
+
+
+_BATCH_BYTES = 1 << 20
+
+
+def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
+    """Cut items into those of consecutive entries, of a MiB or one entry each."""
+    batch: list[_Item] = []
+    size = 0
+    for item in items:
+        size += len(item.entry.payload)
+        if batch and (size > _BATCH_BYTES or item.entry.message_id[1] != batch[-1].entry.message_id[1] + 1):
+            yield batch
+            batch, size = [], len(item.entry.payload)
+        batch.append(item)
+    yield batch
+
+
+class StoreTarget:
+    """Another store of duelog, which its process serves."""
+
+    def __init__(self, place: str, *, token: str | None = None, trust: Path | None = None) -> None:
+        """place, token, trust: as of `duelog.connect`, whose errors it raises."""
+        self._store = connect(place, token=token, tls_trust=trust, name="duelog drain")
+
+    def subscribe(self, topic: str, subscription: str) -> None:
+        """Make it, or find it there, from the newest message on."""
+        with suppress(ConsumerBusy):
+            self._store.topic(topic).subscribe(subscription, type="shared", initial_position="latest").close()
+
+    def open(self, topic: str, producer: str) -> StoreProducer:
+        """A producer that sends batches."""
+        return StoreProducer(self._store.topic(topic), producer)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class StoreProducer:
+    """A producer of another store of duelog, whose numbers are the ids of entries."""
+
+    def __init__(self, topic: Any, name: str) -> None:
+        self._topic: ConnectedTopic = topic
+        self._name = name
+
+    def send(self, entries: Sequence[PendingEntry]) -> list[int]:
+        """Store consecutive entries, all or none; for each 1, or 0 where it was there. Raises DrainStopped."""
+        messages = [
+            Message(
+                each.payload,
+                deliver_at=each.due_ms,
+                key=each.key,
+                properties=each.properties or None,
+                ttl=None if each.ttl_ms is None else timedelta(milliseconds=each.ttl_ms),
+                dedup_key=each.dedup_key,
+            )
+            for each in entries
+        ]
+        first = entries[0].message_id
+        try:
+            return [int(each is not None) for each in self._topic.send_once(self._name, first.entry_id, messages)]
+        except Disconnected as error:
+            raise TargetFailed(str(error)) from error
+        except DuelogError as error:
+            if len(entries) == 1:
+                raise DrainStopped(self._topic.name, first, str(error)) from error
+            return [sent for each in entries for sent in self.send([each])]
+
+    def close(self) -> None:
+        """Its numbers stay known."""
 
 
 _URL = re.compile(r"pulsar(\+ssl)?://[^\s/]+/?")

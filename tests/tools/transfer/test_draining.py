@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
@@ -16,7 +19,17 @@ from duelog.broker.operate.client_message import ClientMessage
 from duelog.engine import open_engine
 from duelog.store.clock import SystemClock
 from duelog.store.errors import DuelogError
-from duelog.tools.transfer.draining import ADDRESSED, AT_ONCE, BY_SCHEDULE, EXPIRES, Drain, Drained, DrainStopped
+from duelog.tools.transfer.draining import (
+    ADDRESSED,
+    AT_ONCE,
+    BY_SCHEDULE,
+    EXPIRES,
+    Drain,
+    Drained,
+    DrainStopped,
+    StoreTarget,
+)
+from tests.disaster.running import module
 from tests.tools.command_line import DAY_MS, FUTURE_MS
 
 TOPICS = ("persistent://public/default/a", "persistent://shop/mail/b")
@@ -44,6 +57,9 @@ class Broker:
 
     def open(self, topic: str, producer: str) -> _Producer:
         return _Producer(self, topic, producer)
+
+    def close(self) -> None:
+        pass
 
 
 class _Producer:
@@ -82,16 +98,17 @@ def fill(path: Path, count: int) -> dict[str, list[tuple[bytes, int]]]:
     return sent
 
 
-def drain(path: Path, broker: Broker | None, *, keep: bool = False, kill: bool = False) -> Drained:
+def drain(path: Path, broker: Broker | StoreTarget | None, *, keep: bool = False, kill: bool = False) -> Drained:
     """One run. kill: as a process that is killed, it cancels nothing more once a message has killed it."""
     engine = open_engine(
         path, StoreConfig(background=False), SystemClock(), read_only=keep or broker is None, records_defaults=False
     )
     with DelayedStore(engine):
-        work = Drain(engine, broker, keep=keep)
+        work = Drain(engine, broker, to_store=isinstance(broker, StoreTarget), keep=keep)
         if kill:
             cancel = work._cancel
-            work._cancel = lambda: None if broker and not broker.kill_after else cancel()  # type: ignore[method-assign]
+            assert isinstance(broker, Broker)
+            work._cancel = lambda: None if not broker.kill_after else cancel()  # type: ignore[method-assign]
         work.run()
         return work.done
 
@@ -188,3 +205,59 @@ def test_what_belongs_to_this_store_alone_is_left(tmp_path: Path) -> None:
     broker = Broker(deduplicates=False)
     assert drain(tmp_path / "store", broker).left == {ADDRESSED: 1, BY_SCHEDULE: 1, EXPIRES: 1}
     assert broker.stored == {}
+
+
+def pending(store: DelayedStore) -> dict[str, list[tuple[bytes, int]]]:
+    """The pending messages of a store, in an order."""
+    return by_topic(
+        {str(topic.name): [(each.payload, each.due_ms) for each in topic.scheduled()] for topic in store.topics()}
+    )
+
+
+def test_a_drain_to_another_store_that_is_killed_stores_each_message_once(tmp_path: Path) -> None:
+    """Killed before and after its groups, once what it sent is confirmed and not cancelled; entries gone in between."""
+    sent = fill(tmp_path / "store", 400)
+    command = module("duelog.tools.cli.main", "drain", str(tmp_path / "store"), "--to", str(tmp_path / "other"))
+    killed = 0
+    with DelayedStore.open(tmp_path / "other") as other:
+        for point in ("wal.before:1", "wal.after:1", "wal.before:2", "wal.after:2", ""):
+            environment = {**os.environ, "DUELOG_FAILPOINT": point}
+            ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+            assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+            killed += ended.returncode != 0
+            if point == "wal.before:1":
+                with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
+                    store.topic(TOPICS[0]).send(b"between two runs", deliver_at=FUTURE_MS)
+                sent[TOPICS[0]].append((b"between two runs", FUTURE_MS))
+        assert killed >= 2
+        assert pending(other) == by_topic(sent)
+        assert sum(topic.stats().sent for topic in other.topics()) == 401
+        assert other.topic(TOPICS[0]).subscriptions() == ["mailer%2F1"]
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert [list(topic.scheduled()) for topic in store.topics()] == [[], []]
+
+
+def test_another_store_gets_entries_as_they_are_and_one_that_it_refuses_ends_the_drain(tmp_path: Path) -> None:
+    """Keys, times to live, properties; those before the refused one are there, and it comes once it is taken."""
+    with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
+        topic = store.topic("t")
+        topic.send(b"first", deliver_at=FUTURE_MS, key="k", properties={"a": "b"}, ttl=60, dedup_key="d")
+        topic.send(bytes(2_000), deliver_at=FUTURE_MS)
+        topic.send(b"last", deliver_at=FUTURE_MS)
+    with DelayedStore.open(tmp_path / "other", StoreConfig(max_message_bytes=1_000)) as other:
+        target = StoreTarget(str(tmp_path / "other"))
+        for _ in range(2):
+            with pytest.raises(DrainStopped, match=r"at most 1,?000|payload"):
+                drain(tmp_path / "store", target)
+        target.close()
+        assert [each.payload for each in other.topic("t").scheduled()] == [b"first"]
+    with DelayedStore.open(tmp_path / "other") as other:
+        target = StoreTarget(str(tmp_path / "other"))
+        assert drain(tmp_path / "store", target).messages == 3
+        target.close()
+        found = list(other.topic("t").scheduled())
+        assert [each.payload for each in found] == [b"first", bytes(2_000), b"last"]
+        first = other.topic("t").find("d")
+        assert first is not None
+        assert (first.key, first.properties, first.payload) == ("k", {"a": "b"}, b"first")
+        assert other.topic("t").stats().sent == 2
