@@ -150,7 +150,7 @@ class Sending:
     ) -> None:
         storage, config = recovered.storage, recovered.storage.config
         self.wal_writer = wal_writer
-        self.producers = Producers(storage.main, wal_writer)
+        self.producers = Producers(storage.main)
         self.sender = Sender(storage.partitions, config, recovered.run_limits, wal_writer, policies, quotas)
         self.keyed = KeyedMessages(
             storage.main,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from duelog.store.message import Message
 from duelog.store.position import FoundId, MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
-from ..topics.producer_state import MAX_SEQUENCE, Claim, ProducerState
+from ..topics.producer_state import MAX_SEQUENCE, NumbersStored, ProducerState
 from ..topics.topic_state import TopicState
 from .log_append import Stored
 from .topic_sender import TopicSender
@@ -76,9 +77,7 @@ class Producer:
         first = first_sequence_id
         if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
             raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {MAX_SEQUENCE}")
-        encoded, now_ms = self._sender.encode(
-            batch, allow_past=allow_past
-        )  # all are checked before a number is claimed
+        encoded, now_ms = self._sender.encode(batch, allow_past=allow_past)
         if encoded.dedups:
             place, dedup = next(iter(encoded.dedups.items()))
             reason = "not of a producer, whose numbers say what is stored once"
@@ -89,42 +88,42 @@ class Producer:
         self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool
     ) -> Sequence[MessageId | None]:
         """Append a checked batch. Without `keep_ids` what is sent again is known to be stored, not under which id."""
-        ids = self._send(encoded, now_ms, first, keep_ids=keep_ids)
-        self._settle()
-        return ids
+        while True:
+            with suppress(NumbersStored):
+                ids = self._append_unstored(encoded, now_ms, first, keep_ids=keep_ids)
+                self._settle()
+                return ids
 
-    def _send(
+    def _append_unstored(
         self, encoded: EncodedBatch, now_ms: int, first: int | None, *, keep_ids: bool
     ) -> Sequence[MessageId | None]:
-        claim = Claim()
-        with claim.calling:
-            self._producer.claim(claim, first, len(encoded))
-            numbers = list(claim.numbers)
-            ids: list[MessageId | None] = [None] * len(encoded)
-            if len(numbers) < len(encoded):
-                ids = [known and FoundId(*known) for known in self._producer.ids(claim.first, len(encoded))]
-            if not numbers:
-                return ids
-            rows = [number - claim.first for number in numbers]
-            part = encoded if len(rows) == len(encoded) else encoded.rows(np.array(rows))
-            try:
-                # Not to what is stored already, by other policies perhaps; nor here to what has keys: they are applied
-                # to those that no message of the store answers.
-                if not part.dedups:
-                    self._sender.apply_policies(part, now_ms)
-            except Exception:
-                self._producer.drop(claim)
-                raise
-
-            def also(group: WriteBatch, places: range, stored: Stored) -> None:
-                wanted = numbers[places.start : places.stop]
-                self._producer.write(group, claim, wanted)
-                if keep_ids:
-                    self._producer.write_ids(group, wanted, stored.ids, stored.starts)
-
-            new_ids = self._sender.append(self._topic, part, now_ms, also)
-            if part is encoded:
-                return new_ids
+        if first is None:
+            return self._append(encoded, now_ms, None, keep_ids=keep_ids)
+        numbers = list(self._producer.unstored_of(first, len(encoded)))
+        if len(numbers) == len(encoded):
+            return self._append(encoded, now_ms, numbers, keep_ids=keep_ids)
+        ids: list[MessageId | None] = [known and FoundId(*known) for known in self._producer.ids(first, len(encoded))]
+        if numbers:
+            rows = [number - first for number in numbers]
+            new_ids = self._append(encoded.rows(np.array(rows)), now_ms, numbers, keep_ids=keep_ids)
             for row, message_id in zip(rows, new_ids, strict=True):
                 ids[row] = message_id
-            return ids
+        return ids
+
+    def _append(
+        self, part: EncodedBatch, now_ms: int, numbers: Sequence[int] | None, *, keep_ids: bool
+    ) -> Sequence[MessageId]:
+        """Append messages under numbers, None: those after the last. Raises NumbersStored."""
+        # Not to what is stored already, by other policies perhaps; nor here to what has keys: they are applied to those
+        # that no message of the store answers.
+        if not part.dedups:
+            self._sender.apply_policies(part, now_ms)
+
+        def also(group: WriteBatch, places: range, stored: Stored) -> None:
+            producer = self._producer
+            wanted = numbers[places.start : places.stop] if numbers else producer.following(group, len(places))
+            producer.write(group, wanted)
+            if keep_ids:
+                producer.write_ids(group, wanted, stored.ids, stored.starts)
+
+        return self._sender.append(self._topic, part, now_ms, also)

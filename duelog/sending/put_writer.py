@@ -1,8 +1,8 @@
 """The writer of the outbox: messages of any topics and their producers' numbers as one group.
 
 A message with numbers that are all stored is a duplicate: neither it nor anything else is written. Else its numbers are
-rows of the group that stores it, so both are there after a crash, or neither. Numbers are claimed before the group is
-written, as a call of a producer claims its own (topics/producer_state.py); one that ends has none left.
+rows of the group that stores it, so both are there after a crash, or neither. Where another call stores one of them
+first, which the leader of the group sees (topics/producer_state.py), all is looked at again.
 
 Messages with deduplication keys are sent as a batch of such, with those that were put in around them.
 """
@@ -10,9 +10,9 @@ Messages with deduplication keys are sent as a batch of such, with those that we
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 import numpy as np
+from pyroaring import BitMap64
 
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
@@ -21,7 +21,7 @@ from duelog.store.message import Dedup
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
-from ..topics.producer_state import Claim, ProducerState
+from ..topics.producer_state import NumbersStored, ProducerState
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 from .log_append import PlaceAlso, Stored
@@ -43,15 +43,14 @@ class _Group:
         self.topics: dict[TopicState, int] = {}
         self.repeated: list[int] = []
         """Messages with numbers of others of the group: duplicates if these are stored."""
-        self.claims: dict[ProducerState, Claim] = {}
+        self.numbers: dict[ProducerState, BitMap64] = {}
         self.dedups: dict[int, Dedup] = {}
         """By place in `rows`."""
 
     def write_numbers(self, batch: WriteBatch, _: Stored | None = None) -> None:
-        """Record the claimed numbers, as a unit of work."""
-        for producer, claim in self.claims.items():
-            if claim.numbers:
-                producer.write(batch, claim, claim.numbers)
+        """Record the numbers, as a unit of work."""
+        for producer, numbers in self.numbers.items():
+            producer.write(batch, numbers)
 
 
 class PutWriter:
@@ -79,20 +78,19 @@ class PutWriter:
             return [self._write_one(items[0], items[0].numbers, again=again)]
         outcomes: list[PutOutcome | None] = [None] * len(items)
         over_quota = False
-        with ExitStack() as calling:
-            group = self._gather(items, outcomes, calling)
-            if group.rows:
-                try:
-                    self._write_group(items, group, outcomes)
-                    for row in group.repeated:
-                        outcomes[row] = DUPLICATE
-                except Exception as error:
-                    for producer, claim in group.claims.items():
-                        producer.drop(claim)
-                    over_quota = isinstance(error, QuotaExceeded) and len(items) > 1
-                    if not (over_quota or (again and isinstance(error, UnknownTopic))):
-                        for row in (*group.rows, *group.repeated):
-                            outcomes[row] = error
+        group = self._gather(items, outcomes)
+        if group.rows:
+            try:
+                self._write_group(items, group, outcomes)
+                for row in group.repeated:
+                    outcomes[row] = DUPLICATE
+            except NumbersStored:
+                return self.write(items, again=again)
+            except Exception as error:
+                over_quota = isinstance(error, QuotaExceeded) and len(items) > 1
+                if not (over_quota or (again and isinstance(error, UnknownTopic))):
+                    for row in (*group.rows, *group.repeated):
+                        outcomes[row] = error
         if over_quota:  # which of them has place is found by halves, in order
             middle = len(items) // 2
             return [*self.write(items[:middle], again=again), *self.write(items[middle:], again=again)]
@@ -106,34 +104,29 @@ class PutWriter:
 
     def _write_one(self, item: Outgoing, numbers: Numbers | None, *, again: bool) -> PutOutcome:
         """Store one message, without the overhead of a batch."""
-        claim = Claim()
         try:
             topic = item.topic(item.now_ms)
-            with claim.calling:
-                also: PlaceAlso | None = None
-                if numbers is not None:
-                    producer = self._producer(topic, numbers.producer)
-                    if producer.claim_range(claim, numbers.first, numbers.last) is None:
-                        return DUPLICATE
+            also: PlaceAlso | None = None
+            if numbers is not None:
+                producer = self._producer(topic, numbers.producer)
+                if not (wanted := producer.unstored(numbers.first, numbers.last)):
+                    return DUPLICATE
 
-                    def also(group: WriteBatch, *_: int) -> None:
-                        producer.write(group, claim, claim.numbers)
+                def also(group: WriteBatch, *_: int) -> None:
+                    producer.write(group, wanted)
 
-                try:
-                    message_id = self._sender.send_one(topic, item.due_ms, item.body, item.now_ms, also)
-                except Exception:
-                    if numbers is not None:
-                        producer.drop(claim)
-                    raise
+            message_id = self._sender.send_one(topic, item.due_ms, item.body, item.now_ms, also)
             self._policies.stored(item.name, item.overridden)
         except UnknownTopic as error:
             return self._write_one(item, numbers, again=False) if again else error
+        except NumbersStored:
+            return self._write_one(item, numbers, again=again)
         except Exception as error:
             return error
         return message_id
 
-    def _gather(self, items: Sequence[Outgoing], outcomes: list[PutOutcome | None], calling: ExitStack) -> _Group:
-        """Gather the messages to write and claim their numbers; the others get their outcome."""
+    def _gather(self, items: Sequence[Outgoing], outcomes: list[PutOutcome | None]) -> _Group:
+        """Gather the messages to write, and their numbers; the others get their outcome."""
         group = _Group()
         places: dict[Callable[[int], TopicState], tuple[int, TopicState] | Exception] = {}
         for row, item in enumerate(items):
@@ -151,7 +144,7 @@ class PutWriter:
             owner, topic = place
             if item.numbers is not None:
                 try:
-                    fresh = self._claim(topic, item.numbers, group, calling)
+                    fresh = self._take(topic, item.numbers, group)
                 except Exception as error:
                     outcomes[row] = error
                     continue
@@ -167,14 +160,17 @@ class PutWriter:
             group.owners.append(owner)
         return group
 
-    def _claim(self, topic: TopicState, numbers: Numbers, group: _Group, calling: ExitStack) -> bool | None:
-        """Claim a range of numbers for the group; returns as `ProducerState.claim_range`."""
+    def _take(self, topic: TopicState, numbers: Numbers, group: _Group) -> bool | None:
+        """Add a message's numbers to the group's; None: all are stored, False: all are in the group."""
         producer = self._producer(topic, numbers.producer)
-        claim = group.claims.get(producer)
-        if claim is None:
-            claim = group.claims[producer] = Claim()
-            calling.enter_context(claim.calling)
-        return producer.claim_range(claim, numbers.first, numbers.last)
+        wanted = producer.unstored(numbers.first, numbers.last)
+        if not wanted:
+            return None
+        taken = group.numbers.setdefault(producer, BitMap64())
+        if wanted.issubset(taken):
+            return False
+        taken |= wanted
+        return True
 
     def _write_group(self, items: Sequence[Outgoing], group: _Group, outcomes: list[PutOutcome | None]) -> None:
         now_ms = items[-1].now_ms
@@ -187,7 +183,7 @@ class PutWriter:
         overridden = np.array([item.overridden for item in written])
         batch = EncodedBatch(dues, dues > now_ms, Bodies([item.body for item in written]), overridden)
         owners = np.array(group.owners, dtype=np.intp) if len(group.topics) > 1 else None
-        also = group.write_numbers if group.claims else None
+        also = group.write_numbers if group.numbers else None
         if group.dedups:
             batch.dedups = group.dedups
             ids = self._keyed(list(group.topics), owners, batch, now_ms, also, policies=False)

@@ -166,7 +166,7 @@ class TopicSender:
 
     def _is_stored(self, numbers: Numbers) -> bool:
         topic = self._topics.find(self._name)
-        return topic is not None and self._producer(topic, numbers.producer).has(numbers.first, numbers.last)
+        return topic is not None and not self._producer(topic, numbers.producer).unstored(numbers.first, numbers.last)
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool) -> MessageIds:
         """See `Topic.send_batch`."""

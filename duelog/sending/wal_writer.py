@@ -132,10 +132,6 @@ class WalWriter:
         value: T = self._queue.run(_Change(work, alone=alone, makes_space=makes_space))
         return value
 
-    def wait_for_groups(self) -> None:
-        """Wait until every unit of work that was queued is decided. Raises StoreFailed, ClosedError."""
-        self._queue.run(_Action(lambda: None))
-
     # -- leading -----------------------------------------------------------------------------------
 
     def _admit(self) -> None:

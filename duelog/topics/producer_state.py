@@ -1,13 +1,14 @@
-"""Numbers of named producers: which are stored, and which are being stored.
+"""Numbers of named producers: which are stored.
 
 The numbers are rows of the group that stores the messages, so both are there after a crash, or neither; in memory they
-are one bitmap a producer. A call claims its numbers before it sends, so that no other call stores them meanwhile. A
-call that ends without all of them stored (a full disk, an interrupt) leaves its claim behind, which is revoked before
-one of these numbers is sent again.
+are one bitmap a producer. A call looks which of its numbers are stored, and sends the messages of the others. The
+leader of the group looks once more: it runs alone, so of several calls with one number the first stores it, and each of
+the others looks again.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from pyroaring import BitMap64
@@ -19,10 +20,10 @@ from duelog.store.codec.bits import BitChange
 from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import BrokenInvariant, DuelogError, InvalidArgument
+from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.log import catalog
 from duelog.store.position import MessageId
-from duelog.store.wal.write_batch import GroupWriter, WriteBatch
+from duelog.store.wal.write_batch import WriteBatch
 
 from .topic_state import TopicState
 
@@ -37,34 +38,19 @@ _COMPRESS_EVERY = 1 << BLOCK_BITS
 """Numbers stored after which the bitmap in memory is brought to runs."""
 
 
-def _counting(first: int, last: int) -> Sequence[int]:
-    """Which numbers of a message are recorded."""
-    return range(first, last + 1) if last - first < MOST_NUMBERS else (first, last)
-
-
-class Claim:
-    """The numbers that one call is storing, ascending; `numbers` are those that are not stored yet."""
-
-    def __init__(self) -> None:
-        self.first = 0
-        self.numbers = BitMap64()
-        self.calling = threading.Lock()
-        """Held while the call lasts; what it has left to write may go on, until the claim is revoked."""
-        self.revoked = False
+class NumbersStored(Exception):
+    """A number was stored between the look and the group: look again."""
 
 
 class ProducerState:
-    """Numbers that one producer has stored and is storing. Thread-safe; a leaf lock, but `claim` reads and waits."""
+    """Numbers that one producer has stored. Thread-safe; a leaf lock, but `ids` reads."""
 
-    def __init__(self, stored: BitMap64, main: Environment, writer: GroupWriter, topic_id: int, name: str) -> None:
+    def __init__(self, stored: BitMap64, main: Environment, topic_id: int, name: str) -> None:
         """`stored` has the numbers that are stored; the state keeps and changes it."""
         self._main = main
-        self._writer = writer
         self._topic_id = topic_id
         self._name = name
         self._lock = threading.Lock()
-        self._reconciling = threading.Lock()
-        self._claims: list[Claim] = []
         self._compress_in = _COMPRESS_EVERY
         self._stored = stored
 
@@ -73,88 +59,37 @@ class ProducerState:
         with self._lock:
             return _last(self._stored)
 
-    def claim(self, claim: Claim, first: int | None, count: int) -> None:
-        """Claim those of `count` numbers from `first` on that are not stored; None: above all that were used.
-
-        Waits while another call is sending one of them. REQUIRES: the claim's `calling` is held. Raises
-        InvalidArgument, and StoreFailed where an earlier call's commit is in doubt.
-        """
-        while True:
-            with self._lock:
-                start = self._next() if first is None else first
-                if start > MAX_SEQUENCE - count:
-                    raise InvalidArgument("sequence_id", start, f"expected an int from 0 to {MAX_SEQUENCE}")
-                wanted = self._unstored(range(start, start + count))
-                other = self._take(claim, wanted)
-                if other is None:
-                    claim.first = start
-                    return
-            self._wait_for(other)
-
-    def claim_range(self, claim: Claim, first: int, last: int) -> bool | None:
-        """Add to a claim those of a message's numbers that are not stored; None: all are, False: all are in the claim.
-
-        Of more than `MOST_NUMBERS` only the first and the last count. Waits and raises as `claim`.
-        """
-        while True:
-            with self._lock:
-                if first == last:  # as most are: without bitmaps for what is there
-                    wanted = BitMap64() if first in self._stored else BitMap64((first,))
-                    is_mine = first in claim.numbers
-                else:
-                    wanted = self._unstored(_counting(first, last))
-                    is_mine = not wanted - claim.numbers
-                if not wanted:
-                    return None
-                if is_mine:
-                    return False
-                other = self._take(claim, wanted)
-                if other is None:
-                    return True
-            self._wait_for(other)
-
-    def has(self, first: int, last: int) -> bool:
+    def unstored(self, first: int, last: int) -> BitMap64:
+        """A message's numbers that are not stored; of more than `MOST_NUMBERS` the first and the last count."""
         with self._lock:
-            return not self._unstored(_counting(first, last))
+            if first == last:  # as most are
+                return BitMap64() if first in self._stored else BitMap64((first,))
+            few = last - first < MOST_NUMBERS
+            return BitMap64(range(first, last + 1) if few else (first, last)) - self._stored
 
-    def _unstored(self, numbers: Sequence[int]) -> BitMap64:
-        """Those of some numbers, ascending, that are not stored. REQUIRES: the lock."""
-        return BitMap64(numbers) - self._stored
-
-    def _take(self, claim: Claim, wanted: BitMap64) -> Claim | None:
-        """Add numbers to a claim; the claim that has one of them already, with nothing done. REQUIRES: the lock."""
-        for other in self._claims:
-            if other is not claim and not other.numbers.isdisjoint(wanted):
-                return other
-        if wanted:
-            if claim not in self._claims:
-                self._claims.append(claim)
-            claim.numbers |= wanted
-        return None
-
-    def _wait_for(self, other: Claim) -> None:
-        with other.calling:  # its call has ended
-            pass
-        self._reconcile()
-
-    def _next(self) -> int:
-        used = [int(each.numbers.max()) for each in self._claims if each.numbers]
-        return max(_last(self._stored), *used, -1) + 1
-
-    def write(self, group: WriteBatch, claim: Claim, sequences: Iterable[int]) -> None:
-        """Record claimed numbers in the group that stores their messages. A unit of work: may run again.
-
-        Invariant: a number is stored while it is claimed, and is not stored already.
-        """
-        numbers = BitMap64(sequences)
+    def unstored_of(self, first: int, count: int) -> BitMap64:
+        """Those of `count` messages' numbers from `first` on that are not stored. Raises InvalidArgument."""
+        check_sequence(first, count)
         with self._lock:
-            if claim.revoked:  # the caller was interrupted; a thread that works for it learns of it here
-                raise DuelogError(f"the call of producer {self._name!r} has ended")
-            if not (numbers.issubset(claim.numbers) and numbers.isdisjoint(self._stored)):
-                raise BrokenInvariant(f"producer {self._name!r}: {list(numbers)[:10]} are not claimed, or are stored")
+            return BitMap64(range(first, first + count)) - self._stored
+
+    def write(self, group: WriteBatch, sequences: Iterable[int]) -> None:
+        """Record numbers in the group that stores their messages. A unit of work. Raises NumbersStored."""
+        staged, numbers = group.main.stage(self, _StagedNumbers), BitMap64(sequences)
+        with self._lock:
+            is_new = numbers.isdisjoint(self._stored) and numbers.isdisjoint(staged.numbers)
+        if not is_new:
+            raise NumbersStored(self._name)
+        staged.numbers |= numbers
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
             group.main.change_bits(key, BitChange(block, BitMap64()))
-        group.after_commit(lambda: self._committed(claim, numbers))
+
+    def following(self, group: WriteBatch, count: int) -> range:
+        """The `count` numbers after the highest that is stored, or that the group stores. Raises InvalidArgument."""
+        staged = group.main.stage(self, _StagedNumbers)
+        first = max(self.last, _last(staged.numbers)) + 1
+        check_sequence(first, count)
+        return range(first, first + count)
 
     def write_ids(
         self, group: WriteBatch, numbers: Sequence[int], ids: Sequence[MessageId], starts: Mapping[int, int]
@@ -168,35 +103,31 @@ class ProducerState:
         with self._main.read() as raw:
             return producer_numbers.find_ids(raw, self._topic_id, self._name, first, count)
 
-    def _committed(self, claim: Claim, numbers: BitMap64) -> None:
+    def stored(self, numbers: BitMap64) -> None:
+        """A group with these numbers is durable."""
         with self._lock:
             self._stored |= numbers
             self._compress_in -= len(numbers)
             if self._compress_in <= 0:
                 self._stored.run_optimize()
                 self._compress_in = _COMPRESS_EVERY
-            claim.numbers -= numbers
-            if not claim.numbers and claim in self._claims:
-                self._claims.remove(claim)
 
-    def drop(self, claim: Claim) -> None:
-        """Undo what is left of a claim, of which nothing is being written."""
-        with self._lock:
-            if claim in self._claims:
-                self._claims.remove(claim)
 
-    def _reconcile(self) -> None:
-        """Learn what became of the numbers of calls that ended without all of them stored."""
-        with self._reconciling:
-            with self._lock:
-                left = [each for each in self._claims if not each.calling.locked()]
-                for each in left:
-                    each.revoked = True
-            if not left:
-                return
-            self._writer.wait_for_groups()
-            with self._lock:
-                self._claims = [each for each in self._claims if each not in left]
+class _StagedNumbers:
+    """The numbers of a producer that a group stores. For the leader."""
+
+    def __init__(self, producer: ProducerState) -> None:
+        self._producer = producer
+        self.numbers = BitMap64()
+
+    def committed(self) -> None:
+        self._producer.stored(self.numbers)
+
+
+def check_sequence(first: int, count: int) -> None:
+    """Raise InvalidArgument where `count` numbers from `first` on are too high."""
+    if first > MAX_SEQUENCE - count:
+        raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {MAX_SEQUENCE}")
 
 
 class Numbered(Protocol):
@@ -222,24 +153,21 @@ class _WholeStore:
 class Producers:
     """The named producers of an open store. Thread-safe."""
 
-    def __init__(self, main: Environment, writer: GroupWriter | None) -> None:
+    def __init__(self, main: Environment) -> None:
         self._main = main
-        self._writer = writer
         self.whole_store = _WholeStore()
 
     def of(self, topic: Numbered, name: str) -> ProducerState:
         """Return the state of a producer; all that send under one name share it. O(blocks) at first."""
         known: ProducerState | None = topic.producers.get(name)
         if known is None:
-            if self._writer is None:
+            if self._main.read_only:
                 raise BrokenInvariant("a read-only store is written to")
             with topic.producers_lock:
                 known = topic.producers.get(name)
                 if known is None:
                     stored = self._stored(topic.topic_id, name)
-                    known = topic.producers[name] = ProducerState(
-                        stored, self._main, self._writer, topic.topic_id, name
-                    )
+                    known = topic.producers[name] = ProducerState(stored, self._main, topic.topic_id, name)
         return known
 
     def once(self, name: str, number: int, store: Callable[[Callable[[WriteBatch], None]], T]) -> T | None:
@@ -247,15 +175,11 @@ class Producers:
 
         `store` is given what writes the number, for its group.
         """
-        claim, producer = Claim(), self.of(self.whole_store, name)
-        with claim.calling:
-            if producer.claim_range(claim, number, number) is None:
-                return None
-            try:
-                return store(lambda group: producer.write(group, claim, claim.numbers))
-            except Exception:
-                producer.drop(claim)
-                raise
+        producer = self.of(self.whole_store, name)
+        if producer.unstored(number, number):
+            with suppress(NumbersStored):
+                return store(lambda group: producer.write(group, (number,)))
+        return None
 
     def stored(self) -> set[tuple[int, str]]:
         """(topic id, name) of all that have numbers. O(blocks)."""
@@ -276,7 +200,7 @@ class Producers:
         self._main.write(work, alone=True, makes_space=True)  # alone: none of their rows is unapplied
 
     def last(self, topic: TopicState, name: str) -> int:
-        return _last(self._stored(topic.topic_id, name)) if self._writer is None else self.of(topic, name).last
+        return _last(self._stored(topic.topic_id, name)) if self._main.read_only else self.of(topic, name).last
 
     def _stored(self, topic_id: int, name: str) -> BitMap64:
         with self._main.read() as raw:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..codec.bits import BitChange, Bits, bits_of
 from ..codec.bodies import Buffer
@@ -148,13 +148,6 @@ class StagedBodies:
         """Append bodies."""
         self.bodies.append(bodies)
         self.end += len(bodies)
-
-
-class GroupWriter(Protocol):
-    """A writer that appends groups to the write-ahead log."""
-
-    def wait_for_groups(self) -> None:
-        """Wait until every unit of work that was queued is decided."""
 
 
 class WriteBatch(Staging):

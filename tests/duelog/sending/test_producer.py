@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, StoreConfig
-from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage
+from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from duelog.store.codec import format as fmt
-from duelog.store.errors import BrokenInvariant
 from duelog.store.files.failpoints import arm, disarm
 from duelog.store.log import catalog
-from duelog.topics.producer_state import Claim
+from duelog.store.wal.write_batch import WriteBatch
+from duelog.topics.producer_state import NumbersStored
 from tests.conftest import OpenStore
 
 HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3)
@@ -180,27 +180,25 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
     assert delivered(store, clock) == [0, 1, 2]
 
 
-def test_a_call_that_has_ended_cannot_store_numbers_that_another_has_claimed(open_store: OpenStore) -> None:
-    """Numbers left to other threads are refused, also before the other call has stored them."""
+def test_a_group_stores_a_number_once_whatever_its_units_have_looked_up(open_store: OpenStore) -> None:
+    """Who sends it second looks again; so does one who looked before the group that stored it."""
     store = open_store()
     state = store.topic("t").producer("p")._producer
-    wal_writer = store._engine.sending.wal_writer
-    assert wal_writer is not None
-    ended, now = Claim(), Claim()
-    with ended.calling:
-        state.claim(ended, 0, 3)
-        wal_writer.write(lambda group: state.write(group, ended, [1]))
-    with now.calling:
-        state.claim(now, None, 1)
-        assert list(now.numbers) == [3]  # above those that were not stored
-        now.numbers.clear()
-        state.claim(now, 0, 4)
-        assert list(now.numbers) == [0, 2, 3]
-        with pytest.raises(DuelogError, match="has ended"):
-            wal_writer.write(lambda group: state.write(group, ended, [2]))
-        wal_writer.write(lambda group: state.write(group, now, [0, 2, 3]))
-        with pytest.raises(BrokenInvariant):
-            wal_writer.write(lambda group: state.write(group, now, [2]))
+    write = store._engine.writer().write
+
+    def twice(group: WriteBatch) -> None:
+        state.write(group, [0, 3])
+        assert list(state.following(group, 2)) == [4, 5]
+        state.write(group, [3])
+
+    with pytest.raises(NumbersStored):
+        write(twice)
+    assert list(state.unstored_of(0, 4)) == [0, 1, 2, 3]
+    write(lambda group: state.write(group, [1]))
+    assert list(state.unstored_of(0, 4)) == [0, 2, 3]
+    with pytest.raises(NumbersStored):
+        write(lambda group: state.write(group, [1, 2]))
+    assert store.topic("t").producer("p").last_sequence_id == 1
 
 
 def test_a_number_that_is_stored_is_known_also_when_its_delay_is_refused_by_now(open_store: OpenStore) -> None:
