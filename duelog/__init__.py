@@ -88,56 +88,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "duelog.delivery.consumer_arguments": ("Failover",),
-    "duelog.delivery.key_slots": ("KeyShared",),
-    "duelog.markers.pending_entries": ("Outcome",),
-    "duelog.store.clock": (
-        "Clock",
-        "ManualClock",
-        "SystemClock",
-    ),
-    "duelog.store.config": ("StoreConfig",),
-    "duelog.store.errors": ("DuelogError",),
-    "duelog.store.log.documents": (
-        "Document",
-        "Documents",
-    ),
-    "duelog.store.message": (
-        "Message",
-        "Occurrence",
-        "ReceivedMessage",
-        "ScheduledMessage",
-    ),
-    "duelog.store.policy.policies": (
-        "DelayedDeliveryPolicies",
-        "Policies",
-    ),
-    "duelog.store.position": (
-        "MessageId",
-        "MessageIds",
-    ),
-    "duelog.store.received_messages": ("ReceivedMessages",),
-    "duelog.check.check_store": ("Finding",),
-    "duelog.connected.connected_store": ("connect",),
-    "duelog.delayed_store": ("DelayedStore",),
-    "duelog.sending.outbox": (
-        "DUPLICATE",
-        "Duplicate",
-    ),
-    "duelog.subscription": ("Subscription", "SubscriptionAdmin"),
-    "duelog.topic": ("Topic",),
-    "duelog.transactions": ("Transaction",),
-    "duelog.workers.task_arguments": ("TaskFunction",),
-    "duelog.workers.task_message": ("FollowUp", "TaskMessage"),
-    "duelog.topics.dead_letters": ("DeadLetter",),
-    "duelog.topics.seeking": (
-        "LogPositions",
-        "PublishedAt",
-    ),
-    "duelog.topics.topic_events": ("TopicEvent",),
-    "duelog.upkeep.maintenance": ("TickResult",),
-    "duelog.upkeep.schedule": ("Schedule",),
-    "duelog.workers.worker": ("Worker",),
+    "duelog.delivery.consumer_arguments": "Failover",
+    "duelog.delivery.key_slots": "KeyShared",
+    "duelog.markers.pending_entries": "Outcome",
+    "duelog.store.clock": "Clock ManualClock SystemClock",
+    "duelog.store.config": "StoreConfig",
+    "duelog.store.errors": "DuelogError",
+    "duelog.store.log.documents": "Document Documents",
+    "duelog.store.message": "Message Occurrence ReceivedMessage ScheduledMessage",
+    "duelog.store.policy.policies": "DelayedDeliveryPolicies Policies",
+    "duelog.store.position": "MessageId MessageIds",
+    "duelog.store.received_messages": "ReceivedMessages",
+    "duelog.check.check_store": "Finding",
+    "duelog.connected.connected_store": "connect",
+    "duelog.delayed_store": "DelayedStore",
+    "duelog.sending.outbox": "DUPLICATE Duplicate",
+    "duelog.subscription": "Subscription SubscriptionAdmin",
+    "duelog.topic": "Topic",
+    "duelog.transactions": "Transaction",
+    "duelog.workers.task_arguments": "TaskFunction",
+    "duelog.workers.task_message": "FollowUp TaskMessage",
+    "duelog.topics.dead_letters": "DeadLetter",
+    "duelog.topics.seeking": "LogPositions PublishedAt",
+    "duelog.topics.topic_events": "TopicEvent",
+    "duelog.upkeep.maintenance": "TickResult",
+    "duelog.upkeep.schedule": "Schedule",
+    "duelog.workers.worker": "Worker",
 }
 """Modules of the public names, each imported when one of its names is first used: `import duelog` loads no engine."""
 
@@ -150,7 +126,7 @@ def __getattr__(name: str) -> object:
     elif name == "errors":
         found = import_module("duelog.errors")
     else:
-        home = next((module for module, names in _HOMES.items() if name in names), None)
+        home = next((module for module, names in _HOMES.items() if name in names.split()), None)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(home), name)

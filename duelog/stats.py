@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyroaring import BitMap
 
@@ -626,27 +626,10 @@ class Figures:
             sent,
             *astuple(delivered),
         )
-        stats = replace(
-            stats,
-            disk_main_bytes=parts["main"],
-            disk_partitions_bytes=parts["partitions"],
-            disk_wal_bytes=parts["wal"],
-            disk_attempts_bytes=parts["attempts"],
-            disk_other_bytes=parts["other"],
-        )
-        if replica is None:
-            return stats
-        return replace(
-            stats,
-            replica_lag_ms=replica.lag_ms,
-            replica_lag_bytes=replica.lag_bytes,
-            replica_puts=replica.puts,
-            replica_failures=replica.failures,
-            replica_manifest_age_ms=replica.manifest_age_ms,
-            replica_error=replica.error,
-            replica_epoch=replica.epoch,
-            replica_leads=replica.leads,
-        )
+        more: dict[str, Any] = {f"disk_{part}_bytes": size for part, size in parts.items()}
+        if replica is not None:
+            more |= {f"replica_{name}": value for name, value in replica._asdict().items()}
+        return replace(stats, **more)
 
     def replica(self) -> ReplicaFigures | None:
         """Where shipping stands; None: the store has no replica."""
