@@ -36,8 +36,8 @@ def fill(path: Path, size: int, days: int, wal_bytes: int) -> None:
     dues = load.dues(1_000_000, load.START_MS, load.START_MS + days * load.DAY_MS)
     store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
     topic = store.topic("recover")
-    assert store._engine.sending.wal_writer is not None
-    segments = store._engine.sending.wal_writer._segments
+    assert store._engine.wal_writer is not None
+    segments = store._engine.wal_writer._segments
     at = used = rows = size_before = segment = 0
     while True:
         topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from operator import attrgetter
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +24,14 @@ from pyroaring import BitMap
 from duelog.markers.firing.firing import Firing
 from duelog.markers.lookup import unfired
 from duelog.partitions.partition import Partition
-from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.partition_set import Storage
 from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.run import Int64s
-from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, InvalidArgument, UnknownTopic
 from duelog.store.files.directory import disk_parts, size_bytes
-from duelog.store.listener import Listeners, StoreListener
+from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tails
 from duelog.store.message import MAX_DUE_MS
@@ -142,20 +140,16 @@ class Census:
 
     def __init__(
         self,
-        path: Path,
-        main: Environment,
-        partitions: PartitionSet,
+        storage: Storage,
         topics: Topics,
         firing: Firing,
         inline: InlineMessages,
         clock: StoreClock,
-        listeners: Listeners,
         figures: Figures,
-        span_ms: int,
     ) -> None:
-        self._path, self._main, self._partitions, self._topics = path, main, partitions, topics
-        self._firing, self._inline, self._clock, self._figures = firing, inline, clock, figures
-        self._listeners, self._span_ms = listeners, span_ms
+        self._path, self._main, self._partitions = storage.path, storage.main, storage.partitions
+        self._listeners, self._span_ms = storage.listeners, storage.config.partition_ms
+        self._topics, self._firing, self._inline, self._clock, self._figures = topics, firing, inline, clock, figures
         self._lock = threading.Lock()
         self.allowance = Allowance()
         self._lateness: _Lateness | None = None

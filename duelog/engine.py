@@ -22,9 +22,10 @@ from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.markers.pending_entries import PendingEntries
-from duelog.markers.withdrawal import Succession, Withdrawals
+from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.partition_set import Storage
 from duelog.store.clock import Clock, ManualClock, StoreClock
+from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
 from duelog.store.errors import (
     BrokenInvariant,
@@ -90,123 +91,67 @@ class Waking:
 class Delivery:
     """From due messages to acknowledgements."""
 
-    def __init__(
-        self,
-        recovered: Recovered,
-        topics: Topics,
-        suspensions: Suspensions,
-        waking: Waking,
-        wal_writer: WalWriter | None,
-        delivery_log: DeliveryLog | None,
-    ) -> None:
-        storage, clock, wake = recovered.storage, recovered.clock, waking.wakeups.wake
-        main, partitions, config, listeners = storage.main, storage.partitions, storage.config, storage.listeners
-        self.quarantine = Quarantine(main, listeners)
-        unreadable = self.quarantine.add
-        loaded = LoadedPartitions(main, partitions, config, suspensions, listeners, topics.main_log, unreadable, wake)
-        self.firing = Firing(
-            main,
-            partitions,
-            config,
-            loaded,
-            clock,
-            listeners,
-            topics.main_log,
-            unreadable,
-            wake,
-            config.fire_batch if wal_writer is None else wal_writer.largest_firing,
-        )
-        self.entries = PendingEntries(main, partitions, self.firing, config.partition_ms, recovered.run_limits)
+    def __init__(self, engine: Engine, suspensions: Suspensions, delivery_log: DeliveryLog | None) -> None:
+        storage, clock, topics, waking = engine.storage, engine.clock, engine.topics, engine.waking
+        main, config, wake, writer = storage.main, storage.config, waking.wakeups.wake, engine.wal_writer
+        self.quarantine = Quarantine(main, storage.listeners)
+        loaded = LoadedPartitions(storage, suspensions, topics.main_log, self.quarantine.add, wake)
+        self.firing = Firing(storage, loaded, clock, config.fire_batch if writer is None else writer.largest_firing)
+        self.entries = PendingEntries(storage, self.firing)
         self.flusher = AckFlusher(main, config.ack_flush_ms, clock, waking.agenda, wake, delivery_log)
-        self.inline = InlineMessages(main, partitions, clock, config, self.flusher, unreadable, listeners)
-        self.dead_letters = DeadLetters(main, topics, self.flusher, clock, self.firing.gate, self.entries, wake)
+        self.inline = InlineMessages(storage, clock, self.flusher, self.quarantine.add)
+        self.dead_letters = DeadLetters(main, topics, self.flusher, clock, self.entries, wake)
 
 
 class Pending:
     """Messages that have not fired: looked up, cancelled, replaced."""
 
-    def __init__(self, storage: Storage, clock: StoreClock, delivery: Delivery, policies: DelayPolicies) -> None:
-        main, gate, self.entries = storage.main, delivery.firing.gate, delivery.entries
-        self.withdrawals = Withdrawals(main, gate, clock, self.entries)
-        self.succession = Succession(main, gate, clock, self.entries)
-        self.keys = TopicKeys(main, storage.partitions, self.withdrawals)
+    def __init__(self, engine: Engine) -> None:
+        storage, delivery = engine.storage, engine.delivery
+        self.withdrawals = Withdrawals(storage.main, engine.clock, delivery.entries)
+        self.keys = TopicKeys(storage.main, storage.partitions, self.withdrawals)
+        used, listeners = self.keys.are_used, storage.listeners
         self.topic_withdrawals = TopicWithdrawals(
-            main, self.withdrawals, policies, delivery.inline, self.keys.are_used, storage.listeners
+            storage.main, self.withdrawals, engine.policies, delivery.inline, used, listeners
         )
 
 
 class Sending:
-    """From messages to durable entries. A read-only store has no write-ahead log: `wal_writer` is None."""
+    """From messages to durable entries."""
 
-    def __init__(
-        self,
-        recovered: Recovered,
-        topics: Topics,
-        policies: DelayPolicies,
-        quotas: PendingQuotas,
-        pending: Pending,
-        wal_writer: WalWriter | None,
-        settle: Callable[[TopicName], None],
-    ) -> None:
-        storage, config = recovered.storage, recovered.storage.config
-        self.wal_writer = wal_writer
+    def __init__(self, engine: Engine, run_limits: RunLimits, quotas: PendingQuotas) -> None:
+        storage, policies, pending, config = engine.storage, engine.policies, engine.pending, engine.storage.config
         self.producers = Producers(storage.main)
-        self.sender = Sender(storage.partitions, config, recovered.run_limits, wal_writer, policies, quotas)
-        self.keyed = KeyedMessages(
-            storage.main,
-            topics,
-            storage.partitions,
-            policies,
-            quotas,
-            self.sender,
-            pending.keys,
-            pending.withdrawals,
-            pending.succession,
-            storage.listeners,
-        )
-        put_writer = PutWriter(self.sender, policies, self.producers.of, self.keyed.send_all)
-        self.outbox = Outbox(
-            put_writer.write, config.max_in_flight_bytes, self.sender.group_bytes, storage.path, settle
-        )
+        self.sender = sender = Sender(storage.partitions, config, run_limits, engine.wal_writer, policies, quotas)
+        self.keyed = KeyedMessages(storage, engine.topics, policies, quotas, sender, pending.keys, pending.withdrawals)
+        put = PutWriter(sender, policies, self.producers.of, self.keyed.send_all).write
+        self.outbox = Outbox(put, config.max_in_flight_bytes, sender.group_bytes, storage.path, engine.settle)
 
 
 class Upkeep:
     """Work that the passing of time, or an operator, asks for."""
 
-    def __init__(
-        self,
-        recovered: Recovered,
-        topics: Topics,
-        topic_events: TopicEvents,
-        policies: DelayPolicies,
-        waking: Waking,
-        wal_writer: WalWriter | None,
-        pending: Pending,
-        delivery: Delivery,
-    ) -> None:
-        storage, clock = recovered.storage, recovered.clock
-        main, partitions, config = storage.main, storage.partitions, storage.config
-        agenda, flusher, wake = waking.agenda, delivery.flusher, waking.agenda.wake
-        largest = config.max_message_bytes
-        self.recurring = Recurring(main, topics, pending.succession, clock, largest, waking.wakeups.wake)
+    def __init__(self, engine: Engine) -> None:
+        storage, clock, topics, delivery = engine.storage, engine.clock, engine.topics, engine.delivery
+        main, policies, flusher, firing = storage.main, engine.policies, delivery.flusher, delivery.firing
+        agenda, largest = engine.waking.agenda, storage.config.max_message_bytes
+        wake, withdrawals = engine.waking.wakeups.wake, engine.pending.withdrawals
+        self.recurring = Recurring(main, topics, withdrawals, clock, largest, wake)
         expiry = Expiry(main, topics, agenda, flusher, policies)
-        tasks = Tasks(
-            self.recurring,
-            expiry,
-            Trimming(main, topics, agenda, flusher, config, policies, storage.listeners),
-            Adopting(storage.path, main, partitions, topics, storage.store_id, clock),
-            IdSweep(main, partitions, topics),
+        trimming = Trimming(storage, topics, agenda, flusher, policies)
+        tasks = Tasks(self.recurring, expiry, trimming, Adopting(storage, topics, clock), IdSweep(storage, topics))
+        self.maintenance = Maintenance(
+            storage, clock, firing, flusher, delivery.quarantine, engine.wal_writer, tasks, agenda.wake
         )
-        quarantine, firing = delivery.quarantine, delivery.firing
-        self.maintenance = Maintenance(storage, clock, firing, flusher, quarantine, wal_writer, tasks, wake)
-        self.policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, wake)
-        self.removal = Removal(main, topics, agenda, firing, self.maintenance, self.policy_changes, topic_events)
+        self.policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, agenda.wake)
+        self.removal = Removal(main, topics, agenda, firing, self.maintenance, self.policy_changes, engine.topic_events)
 
 
 class Engine:
     """The parts of an open store. `close` ends them.
 
-    A read-only store has no `lock` and no `metrics`. `control` is None while nothing listens at the control socket.
+    A read-only store has no `lock`, no `wal_writer` and no `metrics`. `control` is None while nothing listens at the
+    control socket.
     """
 
     def __init__(self, recovered: Recovered, undo: ExitStack, *, records_defaults: bool) -> None:
@@ -228,49 +173,20 @@ class Engine:
         self.policies.warn_of(config)
 
         self.shipping = _shipping(storage, clock)
-        wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, self.shipping, undo)
-        self.delivery = Delivery(recovered, self.topics, suspensions, self.waking, wal_writer, delivery_log)
-        self.pending = Pending(storage, clock, self.delivery, self.policies)
-        self.figures = Figures(
-            path,
-            storage.main,
-            storage.partitions,
-            self.topics,
-            self.delivery.firing,
-            self.delivery.inline,
-            self.delivery.quarantine,
-            clock,
-            self.shipping,
-        )
-        self.census = Census(
-            path,
-            storage.main,
-            storage.partitions,
-            self.topics,
-            self.delivery.firing,
-            self.delivery.inline,
-            clock,
-            listeners,
-            self.figures,
-            config.partition_ms,
-        )
+        self.wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, self.shipping, undo)
+        self.delivery = Delivery(self, suspensions, delivery_log)
+        firing, inline = self.delivery.firing, self.delivery.inline
+        self.pending = Pending(self)
+        self.figures = Figures(storage, self.topics, firing, inline, self.delivery.quarantine, clock, self.shipping)
+        self.census = Census(storage, self.topics, firing, inline, clock, self.figures)
         quotas = PendingQuotas(
             self.policies.effective,
             lambda: self.policies.version,
             self.figures.all_pending_of,
             by_time=bool(config.inline_delay_ms),
         )
-        self.sending = Sending(recovered, self.topics, self.policies, quotas, self.pending, wal_writer, self.settle)
-        self.upkeep = Upkeep(
-            recovered,
-            self.topics,
-            self.topic_events,
-            self.policies,
-            self.waking,
-            wal_writer,
-            self.pending,
-            self.delivery,
-        )
+        self.sending = Sending(self, recovered.run_limits, quotas)
+        self.upkeep = Upkeep(self)
         if not storage.read_only:
             try:
                 self.upkeep.maintenance.tasks.adopting.run()
@@ -280,17 +196,7 @@ class Engine:
         listeners += [self.waking.wakeups, quotas]
         self.metrics: StoreMetrics | None = None
         if not storage.read_only:
-            self.metrics = StoreMetrics(
-                path,
-                config.cluster,
-                self.state,
-                self.topics,
-                self.delivery.firing,
-                clock,
-                self.figures,
-                listeners,
-                instruments(),
-            )
+            self.metrics = StoreMetrics(storage, self.state, self.topics, firing, clock, self.figures, instruments())
             undo.callback(self.metrics.close)
             listeners.append(self.metrics)
         self.control: WireServer | None = None
@@ -352,9 +258,9 @@ class Engine:
     def writer(self) -> WalWriter:
         """The writer of the write-ahead log. Raises as `check_writable`."""
         self.check_writable()
-        if self.sending.wal_writer is None:
+        if self.wal_writer is None:
             raise BrokenInvariant("a store open for writing has no write-ahead log")
-        return self.sending.wal_writer
+        return self.wal_writer
 
     def settle(self, *topics: TopicName) -> None:
         """Wait until the copy has all that was written so far, if changes of a topic, or else the store, are told then.
@@ -366,7 +272,7 @@ class Engine:
         if self.shipping is None and not self.policies.says_replicated:
             return
         waits = self.storage.config.durability == "replicated"
-        writer, shipping = self.sending.wal_writer, self.shipping
+        writer, shipping = self.wal_writer, self.shipping
         if writer is not None and shipping is not None and shipping.is_far_behind:
             shipping.wait_for(writer.segments.next_place())
         said = [self.policies.replicated(topic) for topic in topics]

@@ -37,9 +37,9 @@ import numpy as np
 
 from duelog.markers.lookup import read_entry
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.withdrawal import Placed, Replacing, Succession, Withdrawals
+from duelog.markers.withdrawal import Replacing, Withdrawals
 from duelog.partitions.partition import Partition
-from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.partition_set import PartitionSet, Storage
 from duelog.store.codec import format as fmt
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
@@ -48,7 +48,7 @@ from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DamagedStore, UnknownTopic
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import call_supplied
 from duelog.store.log import catalog
 from duelog.store.message import Dedup, ScheduledMessage, checked_dedup_key
 from duelog.store.names import TopicName
@@ -233,25 +233,17 @@ def _decided(
     return plan
 
 
-def _by_row(rows_of: Mapping[int, Sequence[int]], placed: Sequence[Sequence[Placed]]) -> dict[int, Placed]:
-    pairs = zip(rows_of.values(), placed, strict=True)
-    return {row: where for rows, here in pairs for row, where in zip(rows, here, strict=True)}
-
-
 @dataclass(eq=False, repr=False)
 class KeyedMessages:
     """The messages with keys of an open store: sent, found and cancelled. Thread-safe."""
 
-    _main: Environment
+    _storage: Storage
     _topics: Topics
-    _partitions: PartitionSet
     _policies: DelayPolicies
     _quotas: PendingQuotas
     _sender: Sender
     _keys: TopicKeys
     _withdrawals: Withdrawals
-    _succession: Succession
-    _listeners: Sequence[StoreListener]
 
     def send(self, name: TopicName, encoded: EncodedMessage, dedup: Dedup, writing_at: Callable[[], int]) -> MessageId:
         """Send one message as `Topic.send` does. writing_at: returns the time; raises if the store takes no writes."""
@@ -286,7 +278,7 @@ class KeyedMessages:
         with self._keys.lock(place):
             while True:
                 with suppress(KeyChanged), self.cancelling(topic, place) as work:
-                    return work is not None and self._main.write(work, makes_space=True) is Outcome.CANCELLED
+                    return work is not None and self._storage.main.write(work, makes_space=True) is Outcome.CANCELLED
 
     @contextmanager
     def cancelling(self, topic: TopicState, key: bytes) -> Iterator[Work[Outcome] | None]:
@@ -295,7 +287,7 @@ class KeyedMessages:
         To be written within the block. It raises KeyChanged. REQUIRES: the key's lock.
         """
         record = self._keys.record(key)
-        partition = None if record is None else self._partitions.get(record.start_ms)
+        partition = None if record is None else self._storage.partitions.get(record.start_ms)
         if record is None or partition is None or partition.state is not PartitionState.OPEN:
             yield None
             return
@@ -307,7 +299,7 @@ class KeyedMessages:
                     self._withdrawals.cancelling(topic.log, ids, keyed=keyed, known=partition)
                 )
             except DamagedStore:
-                if self._partitions.registered(partition):
+                if self._storage.partitions.registered(partition):
                     raise
                 yield None  # all of it had fired
                 return
@@ -321,7 +313,7 @@ class KeyedMessages:
                 return outcome
 
             yield work
-        for listener in self._listeners:
+        for listener in self._storage.listeners:
             call_supplied(listener.cancelled, topic.name, int(cancelled))
 
     def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:
@@ -336,7 +328,7 @@ class KeyedMessages:
                         pending = [(key, work) for key, work in works if work is not None]  # noqa: B023 - it ends here
                         return [key for key, work in pending if work(transaction) is Outcome.CANCELLED]
 
-                    return self._main.write(cancel, makes_space=True)
+                    return self._storage.main.write(cancel, makes_space=True)
 
     def count(self, topic: TopicState, prefix: str, start_ms: int, limit_ms: int) -> int:
         """Count pending messages with keys that begin with `prefix`, due in [start_ms, limit_ms). O(keys with it)."""
@@ -351,10 +343,10 @@ class KeyedMessages:
         if record is None or partition is None:
             return None
         try:
-            with self._partitions.lease(partition):
+            with self._storage.partitions.lease(partition):
                 return read_entry(partition.environment, record.message_id, str(topic.name))
         except DamagedStore:
-            if self._partitions.registered(partition):
+            if self._storage.partitions.registered(partition):
                 raise
             return None  # it has fired, and was deleted, meanwhile
 
@@ -519,35 +511,32 @@ class KeyedMessages:
             more = max(sum(dues[row] > now_ms for row in rows) - len(olds) - len(gone), 0)
             wanted.append(Wanted(topics[owner].topic_id, topics[owner].name, more))
 
-        def record(transaction: Transaction, placed: list[list[Placed]]) -> None:
-            for owner in rows_of:
-                if topics[owner].deleted:
-                    raise UnknownTopic(str(topics[owner].name))
-            for key, old, _ in replaced.values():
-                if transaction.get(key) != old.pack():
-                    raise KeyChanged
-            where = _by_row(rows_of, placed)
-            for row, key, until in records:
-                transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
-
         counts: list[int] = []
         with (
             self._quotas.sending(wanted) if self._policies.limits_pending else nullcontext(),
-            self._succession.replacing(batches, record) as replace,
+            self._withdrawals.replacing(batches) as replace,
         ):
 
             def work(transaction: Transaction) -> MessageIds:
-                placed, cancelled = replace(transaction)
-                where = _by_row(rows_of, placed)
-                passed = (
-                    sum(where[row].start_ms != IN_MAIN for row in rows if row in passing) for rows in rows_of.values()
-                )
-                counts[:] = map(sum, zip(cancelled, passed, strict=True))
+                for owner in rows_of:
+                    if topics[owner].deleted:
+                        raise UnknownTopic(str(topics[owner].name))
+                for key, old, _ in replaced.values():
+                    if transaction.get(key) != old.pack():
+                        raise KeyChanged
+                done = list(zip(rows_of.values(), replace(transaction), strict=True))
+                where = {rows[at]: place for rows, (placed, _) in done for at, place in placed.items()}
+                for row, key, until in records:
+                    transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
+                counts[:] = [
+                    cancelled + sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
+                    for rows, (_, cancelled) in done
+                ]
                 ids = [where[row].message_id for row in range(len(part))]
                 return MessageIds.of(*np.array(ids, dtype=np.int64).T)
 
             yield work
         self._sender.count_sent(topics, owners if len(topics) > 1 else None, part)
         for owner, count in zip(rows_of, counts, strict=True):
-            for listener in self._listeners:
+            for listener in self._storage.listeners:
                 call_supplied(listener.cancelled, topics[owner].name, count)

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -21,11 +20,12 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
 from duelog.markers.firing.firing import Firing
+from duelog.partitions.partition_set import Storage
 from duelog.partitions.timespan import directory_name
 from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
 from duelog.store.errors import DuelogError
-from duelog.store.listener import Listeners, StoreListener
+from duelog.store.listener import StoreListener
 from duelog.store.names import TopicName
 
 from .opening import OpenState
@@ -223,24 +223,22 @@ def instruments() -> Instruments:
 class StoreMetrics(StoreListener):
     """Reports of one store: counters and histograms at each event, gauges at collection. `close` ends them.
 
-    Appended to the listeners of the store when all its parts are there. `_cluster`: `StoreConfig.cluster`. Gauges
-    report nothing once `_state` is closed, and in a child process.
+    Appended to the listeners of the store when all its parts are there. Gauges report nothing once `_state` is closed,
+    and in a child process.
     """
 
-    _path: Path
-    _cluster: str
+    _storage: Storage
     _state: OpenState
     _topics: Topics
     _firing: Firing
     _clock: StoreClock
     _figures: Figures
-    _listeners: Listeners
     _shared: Instruments
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._survey: dict[str, list[Observation]] = {}
-        self._store: Attributes = {"duelog.store": str(self._path)}
+        self._store: Attributes = {"duelog.store": str(self._storage.path)}
         self._environments = {
             kind: {**self._store, "duelog.environment": kind} for kind in ("main", "partition", "wal")
         }
@@ -249,13 +247,13 @@ class StoreMetrics(StoreListener):
 
     def close(self) -> None:
         self._shared.stores.discard(self)
-        if self in self._listeners:
-            self._listeners.remove(self)
+        if self in self._storage.listeners:
+            self._storage.listeners.remove(self)
 
     def report_to(self, instruments: Instruments) -> Self:
         """Have the store report to other instruments as well, until the returned object is closed."""
         also = replace(self, _shared=instruments)
-        self._listeners.append(also)
+        self._storage.listeners.append(also)
         return also
 
     def survey(self) -> Iterator[TopicSurvey]:
@@ -318,7 +316,7 @@ class StoreMetrics(StoreListener):
         labels = self._labels.get(topic)
         if labels is None:
             labels = self._labels[topic] = {
-                "pulsar.cluster": self._cluster,
+                "pulsar.cluster": self._storage.config.cluster,
                 "pulsar.namespace": topic.namespace_name,
                 "pulsar.topic": str(topic),
             }

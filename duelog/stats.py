@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyroaring import BitMap
@@ -16,14 +15,13 @@ from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.suspensions import Suspension
 from duelog.partitions.cancellations import members
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.partition_set import Storage
 from duelog.partitions.timespan import directory_name
 from duelog.snapshot.snapshot_format import inspect_snapshots
 from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.codec.frontier import FrontierRecord
-from duelog.store.env.environment import Environment
 from duelog.store.errors import InvalidArgument
 from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.log import catalog
@@ -402,9 +400,7 @@ class SnapshotStats:
 class Figures:
     """The figures of one open store, read from its parts. Thread-safe."""
 
-    _path: Path
-    _main: Environment
-    _partitions: PartitionSet
+    _storage: Storage
     _topics: Topics
     _firing: Firing
     _inline: InlineMessages
@@ -428,7 +424,7 @@ class Figures:
             dispatcher = state.dispatcher
             inline = unacknowledged(state.acks, not_due)
             backlog = max(0, state.acks.backlog(topic.log) - inline)
-            oldest_ms = first_due(self._main, topic.log, state.acks, now_ms) if backlog else None
+            oldest_ms = first_due(self._storage.main, topic.log, state.acks, now_ms) if backlog else None
             return SubscriptionStats(
                 state.name,
                 state.type,
@@ -507,7 +503,7 @@ class Figures:
         return max(self._clock.now_ms() - min((each for each in dues if each), default=2**62), 0)
 
     def _open_partitions(self) -> Iterator[Partition]:
-        return self._partitions.held(lambda partition: partition.state is PartitionState.OPEN)
+        return self._storage.partitions.held(lambda partition: partition.state is PartitionState.OPEN)
 
     def pending_in(self, partition: Partition, log: PartitionLog) -> int:
         # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
@@ -516,13 +512,13 @@ class Figures:
         return newest.ledger.entries - done
 
     def _done(self, topic_id: int, start_ms: int, ledger_id: int) -> int:
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             record = catalog.frontier(raw, topic_id, start_ms)
             cancelled = len(members(raw, fmt.Table.CANCELLED, ledger_id))
         return cancelled + (0 if record is None else record.fired)
 
     def _exists(self, topic_id: int) -> bool:
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             return catalog.topic_name(raw, topic_id) is not None
 
     def index_bytes(self, topic: TopicState) -> int:
@@ -534,7 +530,7 @@ class Figures:
         ledgers = topic.log.ledgers()
         not_due = self._inline.waiting(topic, self._clock.now_ms())
         inline = sum(map(len, not_due.values()))
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             fired = sum(frontier.fired for _, _, frontier in catalog.frontiers(raw, topic.topic_id))
             record = catalog.find_topic(raw, str(topic.name))
         return TopicStats(
@@ -556,9 +552,9 @@ class Figures:
         """Every partition, by start; O(logs), each partition opened if it is not."""
         now_ms = self._clock.now_ms()
         found = []
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             records = dict(catalog.partitions(raw))
-        for partition in self._partitions.held():
+        for partition in self._storage.partitions.held():
             record = records.get(partition.start_ms)
             if record is None or record.state is PartitionState.DELETING:
                 continue
@@ -591,7 +587,7 @@ class Figures:
 
     def _count_quarantined(self) -> int:
         found = {(ledger_id, entry_id) for ledger_id, entry_id, _ in self._quarantined.items()}
-        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.SET_ASIDE)):
+        for page in catalog.pages(self._storage.main, fmt.prefix(fmt.Table.SET_ASIDE)):
             found |= {(fmt.leading_u64(key), fmt.trailing_u32(key)) for key, _ in page}
         return len(found)
 
@@ -608,12 +604,12 @@ class Figures:
                 sent += topic.sent
                 for state in topic.followers:
                     delivered += state.counts
-        counts = self._main.counts if self._main.log is None else self._main.log.counts
-        parts, replica = disk_parts(self._path), self.replica()
+        counts = self._storage.main.counts if self._storage.main.log is None else self._storage.main.log.counts
+        parts, replica = disk_parts(self._storage.path), self.replica()
         stats = StoreStats(
             topics,
             len(partitions),
-            self._partitions.open_count(),
+            self._storage.partitions.open_count(),
             len(self._firing.loaded.loaded_starts()),
             sum(partition.pending for partition in partitions) + inline,
             self._firing.fired,
@@ -646,7 +642,7 @@ class Figures:
     def snapshots(self, start_ms: int) -> SnapshotStats:
         """See `DelayedStore.snapshots`."""
         partition = self._partition(start_ms)
-        with self._partitions.lease(partition):
+        with self._storage.partitions.lease(partition):
             logs = partition.logs()
             found = list(inspect_snapshots(partition.environment))
         saved = {each.ledger_id: each.metadata for each in found if each.metadata is not None}  # the newest comes last
@@ -662,7 +658,7 @@ class Figures:
         )
 
     def _partition(self, start_ms: int) -> Partition:
-        partition = self._partitions.get(start_ms)
+        partition = self._storage.partitions.get(start_ms)
         if partition is None:
             raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
         return partition
@@ -679,7 +675,7 @@ class Figures:
         return reasons or [Keeper("next tick", "", "", 0, "nothing keeps it: the next tick goes on with it")]
 
     def _unfired(self, partition: Partition) -> Iterator[Keeper]:
-        with self._partitions.lease(partition):
+        with self._storage.partitions.lease(partition):
             for log in partition.logs():
                 topic = self._topics.by_id(log.topic_id)
                 count = self.pending_in(partition, log)
@@ -687,7 +683,7 @@ class Figures:
                     yield Keeper("pending", str(topic.name), "", count, f"{count:,} messages have not fired")
 
     def _unpassed(self, partition: Partition) -> Iterator[Keeper]:
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             frontiers = [
                 (topic_id, record)
                 for topic_id, start_ms, record in catalog.frontiers(raw)

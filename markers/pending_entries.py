@@ -10,28 +10,27 @@ What takes the place of another is a conditional entry: it names that one, and f
 appends it admits it too. (Versions before appended it in a commit of its own: one that is not admitted never fires.)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from pyroaring import BitMap
 
 from ..partitions import cancellations
 from ..partitions.partition import Partition, PartitionLog
-from ..partitions.partition_set import PartitionSet
+from ..partitions.partition_set import Storage
 from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import HELD, FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
-from ..store.env.environment import Environment
-from ..store.env.memtable import Reads
+from ..store.codec.sent_ids import IN_MAIN
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
 from ..store.log import catalog
@@ -73,32 +72,45 @@ class FoundEntries(NamedTuple):
     unreadable: Sequence[CorruptEntry] = ()
 
 
-class Destination(NamedTuple):
-    """The log of a partition that messages of some rows of a request go to."""
-
-    partition: Partition
-    log: PartitionLog
-    rows: list[int]
-
-
 class Successors(NamedTuple):
     """Messages of one topic by row of a request: due times, bodies, and the entries whose place each takes."""
 
-    topic_id: int
+    log: ManagedLedger
     ids: Sequence[MessageId]
     dues: Sequence[int]
     bodies: Mapping[int, bytes]
+
+
+NOTHING = MessageId(0, 0)
+"""The predecessor of a message that replaces nothing: no ledger has this id."""
+
+
+class Placed(NamedTuple):
+    """Where a message is: the start of its partition, IN_MAIN for the main log, and its id."""
+
+    start_ms: int
+    message_id: MessageId
+
+
+class Append(Protocol):
+    """Appends those of some rows that there are, in a transaction; where each is. cancelled: at the same time."""
+
+    def __call__(
+        self, transaction: Transaction, rows: Container[int], cancelled: AbstractSet[int] = frozenset()
+    ) -> dict[int, Placed]: ...
 
 
 @dataclass(eq=False, repr=False)
 class PendingEntries:
     """The entries of a store's partition logs, as far as they may still fire. Thread-safe."""
 
-    _main: Environment
-    _partitions: PartitionSet
+    _storage: Storage
     _firing: Firing
-    _span_ms: int
-    _limits: RunLimits
+
+    def __post_init__(self) -> None:
+        self._main, self._partitions, config = self._storage.main, self._storage.partitions, self._storage.config
+        self._span_ms, self._limits = config.partition_ms, RunLimits(config.run_entries, config.run_bytes)
+        self.gate = self._firing.gate
 
     @contextmanager
     def located(
@@ -196,27 +208,21 @@ class PendingEntries:
         rows, entries, dues = map(list, zip(*kept, strict=True) if kept else ((), (), ()))
         return FoundEntries(partition, ledger_id, rows, entries, dues, read, unreadable)
 
-    def states(self, topic_id: int, logs: list[FoundEntries], outcomes: list[Outcome]) -> list[Outcome | None]:
+    def states(self, topic_id: int, logs: Sequence[FoundEntries], outcomes: Sequence[Outcome]) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for an entry that it would cancel. Changes nothing."""
-        with self._main.read() as raw:
-            return self.states_in(raw, topic_id, logs, outcomes)
-
-    def states_in(
-        self, raw: Reads, topic_id: int, logs: Sequence[FoundEntries], outcomes: Sequence[Outcome]
-    ) -> list[Outcome | None]:
-        """`states` as the main environment is in a transaction."""
         states: list[Outcome | None] = list(outcomes)
-        get = partial(catalog.fields_of, raw)
-        for found in logs:
-            if _gone(get, found):
-                continue
-            fired = self._fired(get, topic_id, found)
-            cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
-            for row, entry_id in zip(found.rows, found.entries, strict=True):
-                if entry_id in cancelled:
-                    states[row] = Outcome.ALREADY_CANCELLED
-                else:
-                    states[row] = Outcome.FIRED if entry_id in fired else None
+        with self._main.read() as raw:
+            get = partial(catalog.fields_of, raw)
+            for found in logs:
+                if _gone(get, found):
+                    continue
+                fired = self._fired(get, topic_id, found)
+                cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+                for row, entry_id in zip(found.rows, found.entries, strict=True):
+                    if entry_id in cancelled:
+                        states[row] = Outcome.ALREADY_CANCELLED
+                    else:
+                        states[row] = Outcome.FIRED if entry_id in fired else None
         return states
 
     def _fired(self, get: Get, topic_id: int, found: FoundEntries) -> BitMap:
@@ -270,46 +276,6 @@ class PendingEntries:
         if fresh:
             transaction.after_commit(partial(self._withdraw, topic_id, found, fresh))
 
-    def append(
-        self,
-        transaction: Transaction,
-        to: Destination,
-        new: Successors,
-        rows: Sequence[int],
-        cancelled: AbstractSet[int] = frozenset(),
-    ) -> dict[int, MessageId]:
-        """Append the messages of some rows of a destination; their ids by row.
-
-        cancelled: those of them that are cancelled at the same time.
-        """
-        if not rows:
-            return {}
-        partition, log, topic_id = to.partition, to.log, new.topic_id
-        rows_there = transaction.to(partition.start_ms, partition.memtable)
-        heard = [HELD if row in cancelled else new.dues[row] for row in rows]
-        if len(rows) == 1:
-            (row,) = rows
-            body = new.bodies[row]
-            fields = fields_of_message(partition.start_ms, new.dues[row], body, new.ids[row])
-            first = partition.add_message(rows_there, log, heard[0], fields, body)
-        else:
-            replaced = Replaced(
-                np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),
-                np.array([new.ids[row].entry_id for row in rows], dtype=np.uint32),
-            )
-            dues: Int64s = np.array([new.dues[row] for row in rows], dtype=np.int64)
-            bodies, known = [new.bodies[row] for row in rows], np.array(heard, dtype=np.int64)
-            first = partition.add(rows_there, log, dues, bodies, self._limits, replaced, known)
-        entry_ids = dict(zip(rows, range(first, first + len(rows)), strict=True))
-        cancellations.add(transaction, Table.ADMITTED, log.ledger_id, BitMap(entry_ids.values()))
-        if cancelled:
-            refused = [entry_id for row, entry_id in entry_ids.items() if row in cancelled]
-            cancellations.add(transaction, Table.CANCELLED, log.ledger_id, BitMap(refused))
-        pending = len(rows) - heard.count(HELD)
-        if pending:
-            transaction.after_commit(partial(self._firing.admitted, topic_id, pending))
-        return {row: MessageId(log.ledger_id, entry_id) for row, entry_id in entry_ids.items()}
-
     def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
         dues = dict(zip(found.entries, found.dues, strict=True)) if found.dues else {}
         known = {entry_id: dues[entry_id] for entry_id in cancelled} if dues else None
@@ -318,29 +284,78 @@ class PendingEntries:
     # -- before the transaction ----------------------------------------------------------------------
 
     @contextmanager
-    def destinations(self, new: Successors, now_ms: int) -> Iterator[list[Destination]]:
-        """The logs that messages whose time has not come go to, under leases; the others are of no partition."""
-        by_start = self._by_start(new, now_ms)
-        found: list[Destination] = []
+    def appending(self, new: Successors, now_ms: int) -> Iterator[Append]:
+        """Give what appends messages: to partitions, under leases, and to the main log those whose time has come."""
+        topic_id = new.log.topic_id
+        direct = [row for row in new.bodies if new.dues[row] <= now_ms]
+        logs: list[tuple[Partition, PartitionLog, list[int]]] = []
         leased: list[Partition] = []
+
+        def append(
+            transaction: Transaction, rows: Container[int], cancelled: AbstractSet[int] = frozenset()
+        ) -> dict[int, Placed]:
+            placed: dict[int, Placed] = {}
+            for partition, log, of_log in logs:
+                if some := [row for row in of_log if row in rows]:
+                    first = self._append(transaction, partition, log, new, some, cancelled)
+                    for at, row in enumerate(some, first):
+                        placed[row] = Placed(partition.start_ms, MessageId(log.ledger_id, at))
+            if some := [row for row in direct if row in rows]:
+                dues = np.array([new.dues[row] for row in some], dtype=np.int64)
+                segments = new.log.append_messages(transaction, dues, [new.bodies[row] for row in some], now_ms)
+                ids = (MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count))
+                placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in zip(some, ids, strict=True)}
+            return placed
+
         try:
-            for start_ms, rows in sorted(by_start.items()):
-                partition = self._partitions.begin_append(start_ms, now_ms, new.topic_id)
+            for start_ms, of_start in sorted(self._by_start(new, now_ms).items()):
+                partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
                 if partition is None:
                     raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
                 leased.append(partition)
-                log = partition.log_to_append(new.topic_id, self._partitions.new_ledger)
-                found.append(Destination(partition, log, rows))
-            yield found
+                logs.append((partition, partition.log_to_append(topic_id, self._partitions.new_ledger), of_start))
+            yield append
         finally:
             if leased:
                 self._partitions.end_appends(leased)
 
+    def _append(
+        self,
+        transaction: Transaction,
+        partition: Partition,
+        log: PartitionLog,
+        new: Successors,
+        rows: Sequence[int],
+        cancelled: AbstractSet[int],
+    ) -> int:
+        """Append messages to one log; the first entry id."""
+        rows_there = transaction.to(partition.start_ms, partition.memtable)
+        heard = [HELD if row in cancelled else new.dues[row] for row in rows]
+        if len(rows) == 1:
+            (row,) = rows
+            fields = fields_of_message(partition.start_ms, new.dues[row], new.bodies[row], new.ids[row])
+            first = partition.add_message(rows_there, log, heard[0], fields, new.bodies[row])
+        else:
+            replaced = Replaced(
+                np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),
+                np.array([new.ids[row].entry_id for row in rows], dtype=np.uint32),
+            )
+            dues: Int64s = np.array([new.dues[row] for row in rows], dtype=np.int64)
+            bodies, known = [new.bodies[row] for row in rows], np.array(heard, dtype=np.int64)
+            first = partition.add(rows_there, log, dues, bodies, self._limits, replaced, known)
+        cancellations.add(transaction, Table.ADMITTED, log.ledger_id, BitMap(range(first, first + len(rows))))
+        if refused := [at for at, row in enumerate(rows, first) if row in cancelled]:
+            cancellations.add(transaction, Table.CANCELLED, log.ledger_id, BitMap(refused))
+        if len(refused) < len(rows):
+            pending = len(rows) - len(refused)
+            transaction.after_commit(partial(self._firing.admitted, new.log.topic_id, pending))
+        return first
+
     def are_new(self, new: Successors, now_ms: int) -> bool:
-        """True where `destinations` would make a partition, or take an id for a log."""
+        """True where `appending` would make a partition, or take an id for a log."""
         for start_ms in self._by_start(new, now_ms):
             partition = self._partitions.get(start_ms)
-            if partition is None or partition.known_log(new.topic_id) is None:
+            if partition is None or partition.known_log(new.log.topic_id) is None:
                 return True
         return False
 

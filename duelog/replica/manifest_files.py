@@ -44,11 +44,9 @@ def begin_shipping(engine: Engine, shipping: Shipping) -> None:
     Raises ReplicaRefused, ReplicaUnreachable, NotReplicated.
     """
     manifests = ManifestFiles(engine, shipping, shipping.bucket)
-    if engine.sending.wal_writer is None:
+    if engine.wal_writer is None:
         raise BrokenInvariant("a store that is read alone ships its log")
-    shipping.begin(
-        engine.sending.wal_writer.segments, manifests, background=not isinstance(engine.clock.wrapped, ManualClock)
-    )
+    shipping.begin(engine.wal_writer.segments, manifests, background=not isinstance(engine.clock.wrapped, ManualClock))
     if shipping.is_new_line:
         renew_ids(engine)
         shipping.wait_for(engine.writer().segments.next_place())  # else the next leader would pass over the same

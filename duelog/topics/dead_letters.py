@@ -23,13 +23,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from pyroaring import BitMap
 
-from duelog.markers.pending_entries import PendingEntries, Successors
-from duelog.markers.withdrawal import NOTHING
+from duelog.markers.pending_entries import NOTHING, PendingEntries, Successors
 from duelog.store.clock import Clock
 from duelog.store.codec.body import decode_body, encode_one, occurrence_extra, occurrence_of
 from duelog.store.codec.run import RunKind
 from duelog.store.env.environment import Environment
-from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import (
     CorruptEntry,
@@ -106,8 +104,6 @@ class DeadLetters:
     _topics: Topics
     _flusher: AckFlusher
     _clock: Clock
-    _gate: ReaderGate
-    """The one that firing is alone in."""
     _pending: PendingEntries
     _wake: Callable[[], None]
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(logging.getLogger("duelog.topics")), init=False)
@@ -253,7 +249,7 @@ class DeadLetters:
         entries = self._entries_of(letters)
         if not entries:
             return 0
-        with self._gate.reading(), ExitStack() as leases:
+        with self._pending.gate.reading(), ExitStack() as leases:
             now_ms = self._clock.now_ms()
             due_ms = now_ms + delay_ms
             if due_ms > MAX_DUE_MS:
@@ -264,22 +260,17 @@ class DeadLetters:
                 extra = {"addressee": letter.subscription, "retries": 0, **occurrence_extra(letter.occurrence)}
                 bodies.setdefault(letter.topic, {})[row] = encode_one(message, now_ms, _MAX_BYTES, extra)[1]
             nothing, dues = [NOTHING] * len(letters), [due_ms] * len(letters)
-            new = {name: Successors(origins[name].topic_id, nothing, dues, bodies[name]) for name in bodies}
-            destinations = {
-                name: leases.enter_context(self._pending.destinations(each, now_ms)) for name, each in new.items()
-            }
+            appends = []
+            for name, of_topic in bodies.items():
+                new = Successors(origins[name].log, nothing, dues, of_topic)
+                appends.append((origins[name], leases.enter_context(self._pending.appending(new, now_ms))))
 
             def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
                 rows = _still_held(letters, entries, fresh)
-                for name, of_topic in bodies.items():
-                    if origins[name].deleted:
-                        raise UnknownTopic(name)
-                    for to in destinations[name]:
-                        self._pending.append(transaction, to, new[name], [row for row in to.rows if row in rows])
-                    taken = [body for row, body in of_topic.items() if row in rows]
-                    if taken and not delay_ms:
-                        due_now = np.full(len(taken), now_ms, dtype=np.int64)
-                        origins[name].log.append_messages(transaction, due_now, taken, now_ms)
+                for origin, append in appends:
+                    if origin.deleted:
+                        raise UnknownTopic(str(origin.name))
+                    append(transaction, rows)
 
             count = self._acknowledge_with(entries, work)
         self._wake()

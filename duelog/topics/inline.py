@@ -26,13 +26,11 @@ from duelog.markers.lookup import (
 )
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
-from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.partition_set import Storage
 from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
-from duelog.store.config import StoreConfig
-from duelog.store.env.environment import Environment
 from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import call_supplied
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import MAX_DUE_MS, ScheduledMessage
 from duelog.store.position import MessageId, Position
@@ -47,16 +45,13 @@ _DUE = attrgetter("due_ms")
 class InlineMessages:
     """Reads the main logs of one open store. Thread-safe.
 
-    `_unreadable` quarantines an entry; `_listeners` hear of what waited inline and has fallen due.
+    `_unreadable` quarantines an entry.
     """
 
-    _main: Environment
-    _partitions: PartitionSet
+    _storage: Storage
     _clock: StoreClock
-    _config: StoreConfig
     _flusher: AckFlusher
     _unreadable: Callable[[CorruptEntry], object]
-    _listeners: Sequence[StoreListener]
     read_ahead: ReadAheadBudget = field(default_factory=ReadAheadBudget, init=False)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -84,23 +79,23 @@ class InlineMessages:
         gone: Callable[[list[Position]], object],
     ) -> MainLogReader:
         return MainLogReader(
-            self._main,
-            self._partitions,
+            self._storage.main,
+            self._storage.partitions,
             topic.log,
             topic=str(topic.name),
             subscription=subscription,
-            span_ms=self._config.partition_ms,
+            span_ms=self._storage.config.partition_ms,
             quarantine=unreadable,
             gone=gone,
         )
 
     def _new_tracker(self, topic: TopicState) -> TopicDelayTracker:
         fell_due = partial(self._fell_due, topic.topic_id)
-        prune = self._config.tracker_prune_interval_ms, self._config.tracker_prune_ratio
-        return TopicDelayTracker(self._main, topic.log, self._unreadable, fell_due, *prune)
+        prune = self._storage.config.tracker_prune_interval_ms, self._storage.config.tracker_prune_ratio
+        return TopicDelayTracker(self._storage.main, topic.log, self._unreadable, fell_due, *prune)
 
     def _fell_due(self, topic_id: int, dues: Int64s, now_ms: int) -> None:
-        for listener in self._listeners:
+        for listener in self._storage.listeners:
             call_supplied(listener.fired, topic_id, dues, now_ms)
 
     # -- what waits --------------------------------------------------------------------------------
@@ -143,18 +138,18 @@ class InlineMessages:
     def get(self, topic: TopicState, message_id: MessageId) -> ScheduledMessage | None:
         """A stored message, wherever it is; None: it is gone. Raises CorruptEntry, DamagedStore."""
         if topic.log.entries_of(message_id.ledger_id) is not None:
-            target = marker_target(self._main, message_id)
+            target = marker_target(self._storage.main, message_id)
             if target is None:
-                return read_entry(self._main, message_id, str(topic.name))
+                return read_entry(self._storage.main, message_id, str(topic.name))
             message_id = target
-        partition = find_partition(self._partitions, topic.topic_id, message_id.ledger_id)
+        partition = find_partition(self._storage.partitions, topic.topic_id, message_id.ledger_id)
         if partition is None:
             return None
         try:
-            with self._partitions.lease(partition):
+            with self._storage.partitions.lease(partition):
                 return read_entry(partition.environment, message_id, str(topic.name))
         except DamagedStore:
-            if self._partitions.registered(partition):
+            if self._storage.partitions.registered(partition):
                 raise
             return None  # deleted since it was found
 
@@ -163,8 +158,8 @@ class InlineMessages:
         now_ms = self._clock.now_ms()
         if topic.log.first_undue(now_ms) is None or topic.log.entries_of(message_id.ledger_id) is None:
             return False
-        with self._main.read() as raw, suppress(CorruptEntry):
-            run = RunFinder(raw, self._main.name).find(message_id.ledger_id, message_id.entry_id)
+        with self._storage.main.read() as raw, suppress(CorruptEntry):
+            run = RunFinder(raw, self._storage.main.name).find(message_id.ledger_id, message_id.entry_id)
             return run is not None and run.early and run.due(message_id.entry_id - run.first_entry) > now_ms
         return False
 
@@ -185,8 +180,8 @@ class InlineMessages:
         """
         in_main = after is not None and topic.log.entries_of(after.ledger_id) is not None
         in_partitions = scheduled(
-            self._main,
-            self._partitions,
+            self._storage.main,
+            self._storage.partitions,
             topic.topic_id,
             str(topic.name),
             start_ms=start_ms + 1 if in_main else start_ms,
@@ -212,12 +207,13 @@ class InlineMessages:
 
     def count_scheduled(self, topic: TopicState, start_ms: int, limit_ms: int) -> int:
         """Count the messages that `scheduled` has; O(messages of partitions that are not wholly in the range)."""
-        in_partitions = count_scheduled(self._main, self._partitions, topic.topic_id, start_ms, limit_ms)
+        storage = self._storage
+        in_partitions = count_scheduled(storage.main, storage.partitions, topic.topic_id, start_ms, limit_ms)
         return in_partitions + len(self._listed(topic, start_ms, limit_ms))
 
     def furthest_due_ms(self, topic: TopicState) -> int | None:
         """When the last of the messages that `scheduled` has is due; None: there is none."""
-        dues = [furthest_due_ms(self._main, self._partitions, topic.topic_id)]
+        dues = [furthest_due_ms(self._storage.main, self._storage.partitions, topic.topic_id)]
         if inline := self._listed(topic, 0, MAX_DUE_MS + 1):
             dues += [message.due_ms for message in self._messages(topic, inline[-1:])]
         return max((due_ms for due_ms in dues if due_ms is not None), default=None)
@@ -225,7 +221,7 @@ class InlineMessages:
     def _messages(self, topic: TopicState, positions: Sequence[Position]) -> Iterator[ScheduledMessage]:
         for position in positions:
             try:
-                found = read_entry(self._main, position, str(topic.name))
+                found = read_entry(self._storage.main, position, str(topic.name))
             except CorruptEntry as error:
                 self._unreadable(CorruptEntry(error.environment, *position, error.reason))
                 continue

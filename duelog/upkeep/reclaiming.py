@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyroaring import BitMap
 
@@ -17,16 +16,14 @@ from duelog.cleanup.compaction import READY
 from duelog.cleanup.log_claims import reason_to_keep
 from duelog.cleanup.trim import first_kept, remove_part, roll_ledgers, trim_ledgers
 from duelog.markers.firing.suspensions import Part, Suspensions
-from duelog.partitions.partition_set import PartitionSet
+from duelog.partitions.partition_set import Storage
 from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Relied, Table
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, unpack_numbered
-from duelog.store.config import StoreConfig
-from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, StoreFull
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import call_supplied
 from duelog.store.log import catalog
 
 from ..sending.delay_policies import DelayPolicies
@@ -49,13 +46,11 @@ class Trimming:
     subscription has passed are trimmed in another; their runs are removed in bounded parts.
     """
 
-    _main: Environment
+    _storage: Storage
     _topics: Topics
     _agenda: TrimAgenda
     _flusher: AckFlusher
-    _config: StoreConfig
     _policies: DelayPolicies
-    _listeners: Sequence[StoreListener]
     _to_remove: Sequence[tuple[int, int]] = field(default=(), init=False)
     """(topic id, ledger id) whose runs are to be removed."""
     freed: list[int] = field(default_factory=list, init=False)
@@ -63,7 +58,7 @@ class Trimming:
 
     def look_at_all(self) -> None:
         """Have every main log looked at: after opening it is not known which may be trimmed."""
-        for page in catalog.pages(self._main, fmt.prefix(fmt.Table.LEDGER)):
+        for page in catalog.pages(self._storage.main, fmt.prefix(fmt.Table.LEDGER)):
             for key, _ in page:
                 self._agenda.plan(fmt.leading_u32(key), 0)
 
@@ -88,7 +83,7 @@ class Trimming:
             raise
         until = time.perf_counter() + _SLICE_S
         while self._to_remove:
-            self._to_remove = remove_part(self._main, self._to_remove)
+            self._to_remove = remove_part(self._storage.main, self._to_remove)
             if time.perf_counter() >= until:  # what is due is fired first, then the rest is removed
                 break
         return trimmed
@@ -123,13 +118,13 @@ class Trimming:
             return 0
         old = []
         for topic in topics:
-            idle_ms = topic.free_tracker(now_ms, self._config.tracker_idle_ms)
+            idle_ms = topic.free_tracker(now_ms, self._storage.config.tracker_idle_ms)
             if idle_ms is not None:
                 self._agenda.plan(topic.topic_id, idle_ms)
             due_ms = topic.log.age_due_ms()
             if due_ms is not None and due_ms <= now_ms:
                 old.append(topic.log)
-        roll_ledgers(self._main, old, now_ms)
+        roll_ledgers(self._storage.main, old, now_ms)
         firsts: list[tuple[TopicState, int]] = []
         for topic in topics:
             due_ms = topic.log.age_due_ms()
@@ -149,11 +144,11 @@ class Trimming:
         for topic, first in firsts:
             if topic.tracker is not None:
                 topic.tracker.forget_before(first)
-        self.freed += trim_ledgers(self._main, [(topic.log, first) for topic, first in firsts])
+        self.freed += trim_ledgers(self._storage.main, [(topic.log, first) for topic, first in firsts])
         for topic, first in firsts:
             self._tell_subscriptions(topic, first, now_ms)
         self._to_remove = [*self._to_remove, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
-        for listener in self._listeners:
+        for listener in self._storage.listeners:
             for _, _, entries in gone:
                 call_supplied(listener.ledger_trimmed, entries)
         return len(gone)
@@ -187,11 +182,8 @@ class Adopting:
     cleanup/adoption.py has the rules.
     """
 
-    _path: Path
-    _main: Environment
-    _partitions: PartitionSet
+    _storage: Storage
     _topics: Topics
-    _store_id: bytes
     _clock: StoreClock
     more: bool = field(default=False, init=False)
     """True when the last run left work for another one."""
@@ -205,25 +197,23 @@ class Adopting:
 
         REQUIRES: Maintenance.lock, and deletions are not held back. Raises StoreFull, StoreFailed.
         """
-        ready = self._path / "staging" / READY
+        storage, ready = self._storage, self._storage.path / "staging" / READY
         if not ready.exists():
             self.more = False
             return 0
         done = adopt_ready(
-            self._path, self._main, self._store_id, self._partitions, self._reason_against, at_most=at_most
+            storage.path, storage.main, storage.store_id, storage.partitions, self._reason_against, at_most=at_most
         )
         self.more = bool(done) and ready.exists()
-        refused = [
-            f"{generation.name}: {generation.reason}" for generation in done if not isinstance(generation, Adopted)
-        ]
+        refused = [f"{each.name}: {each.reason}" for each in done if not isinstance(each, Adopted)]
         for refusal in refused:
-            _log.warning("%s: a compacted generation is thrown away: %s", self._path, refusal)
+            _log.warning("%s: a compacted generation is thrown away: %s", storage.path, refusal)
         self.refused += refused
-        return sum(isinstance(generation, Adopted) for generation in done)
+        return len(done) - len(refused)
 
     def _reason_against(self, relied_on: Sequence[Relied]) -> str | None:
         """Return why a generation cannot be adopted: a subscription went back, or retention. None: it can."""
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             retained = reason_to_keep(raw, relied_on, self._clock.now_ms())
         return retained or self._gone_back(relied_on)
 
@@ -260,8 +250,7 @@ class IdSweep:
     processor. Without such records a pass is one look into the main environment. For the tick alone.
     """
 
-    _main: Environment
-    _partitions: PartitionSet
+    _storage: Storage
     _topics: Topics
 
     def __post_init__(self) -> None:
@@ -281,7 +270,7 @@ class IdSweep:
         started = time.perf_counter()
         stale, following = self._page(self._next or fmt.prefix(Table.KEY), now_ms)
         if stale:
-            self._main.write(lambda transaction: _remove(transaction, stale), makes_space=True)
+            self._storage.main.write(lambda transaction: _remove(transaction, stale), makes_space=True)
         self._next = following
         self._took_s += time.perf_counter() - started
         if following is None:
@@ -291,7 +280,7 @@ class IdSweep:
     def _page(self, start: bytes, now_ms: int) -> tuple[dict[bytes, bytes], bytes | None]:
         """The stale records of a page, and where the next begins. What is unapplied is fresh."""
         stale: dict[bytes, bytes] = {}
-        with self._main.read() as raw:
+        with self._storage.main.read() as raw:
             cursor = raw.cursor()
             more = cursor.set_range(start)
             for _ in range(_PAGE):
@@ -312,14 +301,14 @@ class IdSweep:
             return True
         if key[0] == Table.KEY:
             record = KeyRecord.unpack(fields)
-            partition = self._partitions.get(record.start_ms)
+            partition = self._storage.partitions.get(record.start_ms)
             return record.until_ms <= now_ms and (partition is None or partition.state is not PartitionState.OPEN)
         rows = unpack_numbered(fmt.trailing_u64(key), fields)
         return all(self._is_gone(fmt.leading_u32(key), row.start_ms, row.ledger_id) for _, row in rows)
 
     def _is_gone(self, topic_id: int, start_ms: int, ledger_id: int) -> bool:
         if start_ms != IN_MAIN:
-            return self._partitions.get(start_ms) is None
+            return self._storage.partitions.get(start_ms) is None
         topic = self._topics.by_id(topic_id)
         return topic is None or ledger_id < topic.log.first_ledger
 

@@ -19,8 +19,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from duelog.markers.firing.suspensions import Part, Suspensions
-from duelog.markers.withdrawal import Passed, Succession
+from duelog.markers.withdrawal import Replacing, Withdrawals
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one, occurrence_extra
@@ -49,7 +51,7 @@ class Recurring:
 
     _main: Environment
     _topics: Topics
-    _succession: Succession
+    _withdrawals: Withdrawals
     _clock: Clock
     _max_message_bytes: int
     _wake: Callable[[], None]
@@ -114,7 +116,6 @@ class Recurring:
             self._forget(key)
             return False
         rule, nominal_ms, waiting = schedule.recurrence, schedule.next_nominal_ms, schedule.next_id
-        is_pending = functools.partial(self._succession.is_pending, topic.log)
         misfired = schedule.misfires_from_ms is not None and schedule.misfires_from_ms <= now_ms
         late = list(itertools.islice(rule.late(nominal_ms, now_ms, misfired=misfired), _AT_ONCE + 1))
         if misfired and not late and schedule.misfires == "latest":
@@ -122,11 +123,11 @@ class Recurring:
             if withdrawing:
                 self._misfires.pop(key, None)
                 return False
-        if late and firing and not misfired and waiting is not None and is_pending(waiting):
+        if late and firing and not misfired and waiting is not None and self._is_pending(topic, waiting):
             return False
         old = waiting if misfired else None
         remaining = None if schedule.count is None else max(schedule.count - schedule.sent, 0)
-        if remaining is not None and old is not None and is_pending(old):
+        if remaining is not None and old is not None and self._is_pending(topic, old):
             remaining += 1
         more = len(late) > _AT_ONCE
         late = late[:_AT_ONCE] if remaining is None else late[: min(remaining, _AT_ONCE)]
@@ -183,12 +184,14 @@ class Recurring:
             schedule = self._read(topic, name)
             if schedule is None:
                 return False
+            old = {} if schedule.next_id is None else {0: (schedule.next_id, None)}
+            with self._withdrawals.replacing([Replacing(topic.log, [], [], old)]) as withdraw:
 
-            def record(transaction: Transaction, *_: object) -> bool:
-                transaction.delete(fmt.schedule_key(topic.topic_id, name))
-                return True
+                def work(transaction: Transaction) -> None:
+                    withdraw(transaction)
+                    transaction.delete(fmt.schedule_key(topic.topic_id, name))
 
-            self._succession.succeed(topic.log, schedule.next_id, None, b"", record)
+                self._main.write(work)
             self._forget((topic.topic_id, name))
             return True
 
@@ -220,37 +223,46 @@ class Recurring:
         sends_next: its next occurrence is to be sent, it is none of those late. replaces: `old` is of another schedule,
         and was not counted. REQUIRES: the lock.
         """
-        topic_id, name = topic.topic_id, schedule.name
-        topic_key = fmt.topic_key(str(topic.name))
+        key, topic_key = fmt.schedule_key(topic.topic_id, schedule.name), fmt.topic_key(str(topic.name))
         now_ms = self._clock.now_ms()
-        done: list[Schedule] = []
-
-        def record(transaction: Transaction, new: tuple[MessageId, int] | None, withdrawn: bool) -> bool:
-            done.clear()
-            key = fmt.schedule_key(topic_id, name)
-            exists = not must_exist or transaction.get(key) is not None
-            if transaction.get(topic_key) is None or not exists:
-                return False
-            new_id, due_ms = (None, schedule.next_due_ms) if new is None else new
-            sent = schedule.sent - (withdrawn and not replaces)
-            done.append(replace(schedule, next_id=new_id, next_due_ms=due_ms, sent=sent))
-            transaction.put(key, pack_schedule(done[0]))
-            # Memory follows the disk, also where the caller is interrupted after the commit.
-            transaction.after_commit(functools.partial(self._note, topic_id, done[0]))
-            return True
 
         def body(nominal_ms: int) -> bytes:
-            extra = occurrence_extra(Occurrence(name, nominal_ms))
+            extra = occurrence_extra(Occurrence(schedule.name, nominal_ms))
             return encode_one(schedule.message, now_ms, self._max_message_bytes, extra)[1]
 
-        passed = [Passed(occurrence.due_ms, body(occurrence.nominal_ms)) for occurrence in late or ()]
-        due_ms = schedule.next_due_ms if sends_next else None
-        next_body = b"" if due_ms is None else body(schedule.next_nominal_ms or 0)
-        if not self._succession.succeed(topic.log, old, due_ms, next_body, record, passed):
-            return None
-        if schedule.next_due_ms is not None or passed:
+        passed = [body(occurrence.nominal_ms) for occurrence in late or ()]
+        dues_passed = np.array([occurrence.due_ms for occurrence in late or ()], dtype=np.int64)
+        dues, bodies = [], []
+        if schedule.next_due_ms is not None and sends_next:
+            dues, bodies = [max(schedule.next_due_ms, now_ms + 1)], [body(schedule.next_nominal_ms or 0)]
+        olds = {} if old is None else {0: (old, None)}
+        with self._withdrawals.replacing([Replacing(topic.log, dues, bodies, olds)]) as succeed:
+
+            def work(transaction: Transaction) -> Schedule | None:
+                is_gone = transaction.get(topic_key) is None or (must_exist and transaction.get(key) is None)
+                if is_gone:
+                    return None
+                ((placed, withdrawn),) = succeed(transaction)
+                if passed:
+                    topic.log.append_messages(transaction, dues_passed, passed, now_ms)
+                done = replace(
+                    schedule,
+                    next_id=placed[0].message_id if placed else None,
+                    next_due_ms=dues[0] if dues else schedule.next_due_ms,
+                    sent=schedule.sent - (withdrawn and not replaces),
+                )
+                transaction.put(key, pack_schedule(done))
+                # Memory follows the disk, also where the caller is interrupted after the commit.
+                transaction.after_commit(functools.partial(self._note, topic.topic_id, done))
+                return done
+
+            done = self._main.write(work)
+        if done is not None and (schedule.next_due_ms is not None or passed):
             self._wake()
-        return done[0]
+        return done
+
+    def _is_pending(self, topic: TopicState, message_id: MessageId) -> bool:
+        return self._withdrawals.states(topic.log, [message_id]) == [None]
 
     def _note(self, topic_id: int, schedule: Schedule) -> None:
         key = (topic_id, schedule.name)

@@ -20,20 +20,18 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from ...partitions.partition import Partition
-from ...partitions.partition_set import PartitionSet
+from ...partitions.partition_set import Storage
 from ...snapshot.writer import remove_snapshots
 from ...store.clock import StoreClock
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.codec.frontier import FrontierRecord
-from ...store.config import StoreConfig
-from ...store.env.environment import Environment
 from ...store.env.reader_gate import ReaderGate
 from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, DamagedStore, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.pages import refuse_broken
-from ...store.listener import StoreListener, call_supplied
+from ...store.listener import call_supplied
 from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
 from .loaded import LoadedPartitions
@@ -57,19 +55,13 @@ def _fire_part(log: PendingLog) -> Part:
 class Firing:
     """Fires the due messages of the loaded partitions of a store.
 
-    `_clock` never goes back behind the time of a firing; `_listeners` hear of it; the rest as LoadedPartitions.
+    `_clock` never goes back behind the time of a firing.
     """
 
-    _main: Environment
-    _partitions: PartitionSet
-    _config: StoreConfig
+    _storage: Storage
     loaded: LoadedPartitions
     """The partitions in memory. They belong to the thread that fires, except methods that say otherwise."""
     _clock: StoreClock
-    _listeners: Sequence[StoreListener]
-    _main_log: Callable[[int], ManagedLedger | None]
-    _quarantine: Callable[[CorruptEntry], object]
-    _wake: Callable[[], None]
     _most: int
     """Entries of a batch."""
 
@@ -112,7 +104,7 @@ class Firing:
 
     def admitted(self, topic_id: int, count: int) -> None:
         """Messages that take the place of others are recorded. REQUIRES: called as their commit ends."""
-        for listener in self._listeners:
+        for listener in self._storage.listeners:
             call_supplied(listener.admitted, topic_id, count)
 
     # -- firing ------------------------------------------------------------------------------------
@@ -191,7 +183,7 @@ class Firing:
         taken: Taken | None = None
         main_log: ManagedLedger | None = None
         try:
-            main_log = self._main_log(log.topic_id)
+            main_log = self.loaded.main_log(log.topic_id)
             if main_log is not None and log.whole:
                 taken = log.take(until_ms, capacity)
             self._report_unreadable(log)
@@ -237,13 +229,13 @@ class Firing:
             self.loaded.ready.arm(log, retry_ms)
         elif not log.whole:
             self._found_torn = True
-        elif self._main_log(log.topic_id) is not None:
+        elif self.loaded.main_log(log.topic_id) is not None:
             self.loaded.ready.arm(log, log.next_due_ms())
 
     def _report_unreadable(self, log: PendingLog) -> None:
         for entry_id in log.unreadable():
             name = f"partition at {log.start_ms}"
-            self._quarantine(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
+            self.loaded.quarantine(CorruptEntry(name, log.ledger_id, entry_id, "its due time cannot be read"))
 
     def _commit(self, batch: Sequence[FiringLog], now_ms: int) -> None:
         by_ms = max(now_ms, *(int(taken.dues.max()) for _, taken, _ in batch))
@@ -265,9 +257,9 @@ class Firing:
             transaction.after_commit(lambda: self._confirm(batch, records, by_ms))
 
         reach("fire.before")
-        self._main.write(write, makes_space=True)
+        self._storage.main.write(write, makes_space=True)
         reach("fire.after")
-        for listener in self._listeners:
+        for listener in self._storage.listeners:
             for log, taken, _ in batch:
                 call_supplied(listener.fired, log.topic_id, taken.dues, now_ms)
 
@@ -285,14 +277,15 @@ class Firing:
         self.loaded.recover()
         self.suspensions.keep("close", self.loaded.logs.__contains__)
         for start_ms in sorted(self.loaded.logs):
-            partition = self._partitions.get(start_ms)
+            partition = self._storage.partitions.get(start_ms)
             if partition is not None and partition.end_ms <= now_ms and self._may_close(partition):
                 part, close = Part("close", start_ms=start_ms), functools.partial(self._close, partition, now_ms)
                 if self.suspensions.run(part, now_ms, close, otherwise=False):
                     yield start_ms
 
     def next_close_ms(self) -> int | None:
-        loaded = [partition for start in self.loaded.logs if (partition := self._partitions.get(start)) is not None]
+        get = self._storage.partitions.get
+        loaded = [partition for start in self.loaded.logs if (partition := get(start)) is not None]
         ends = (
             self.suspensions.not_before(Part("close", start_ms=partition.start_ms), partition.end_ms)
             for partition in loaded
@@ -312,32 +305,32 @@ class Firing:
                 return False
             recorded: list[bool] = []
             try:
-                if not self._partitions.stop_appends(partition) or self._left(partition):  # appended before
+                if not self._storage.partitions.stop_appends(partition) or self._left(partition):  # appended before
                     return False
-                topic_ids = list(self.loaded.logs[partition.start_ms])
+                topic_ids, mark_ms = list(self.loaded.logs[partition.start_ms]), max(now_ms, self.recorded_ms)
 
                 def work(transaction: Transaction) -> None:
-                    record_closed(transaction, partition, topic_ids, self._main_log, max(now_ms, self.recorded_ms))
+                    record_closed(transaction, partition, topic_ids, self.loaded.main_log, mark_ms)
                     transaction.after_commit(lambda: recorded.append(True))
 
                 partition.environment.apply()
                 partition.environment.sync()
                 refuse_broken(partition.path, every_header=True)  # a log that a page hides has not fired
-                remove_snapshots(partition.environment, self._config.snapshot_part_bytes)
+                remove_snapshots(partition.environment, self._storage.config.snapshot_part_bytes)
                 reach("close.before")
-                self._main.write(work, makes_space=True)
+                self._storage.main.write(work, makes_space=True)
                 reach("close.after")
             finally:
                 if recorded:
                     self.loaded.unload(partition)
                 else:
-                    self._partitions.resume_appends(partition)
+                    self._storage.partitions.resume_appends(partition)
             self._clock.raise_to(now_ms)  # inside the gate: the next cancellation finds it no earlier
             return True
 
     def _left(self, partition: Partition) -> bool:
         logs = self.loaded.logs[partition.start_ms]
-        logs_left = [log for topic, log in list(logs.items()) if self._main_log(topic) is not None]
+        logs_left = [log for topic, log in list(logs.items()) if self.loaded.main_log(topic) is not None]
         return any(len(log) or not log.loaded or not log.whole for log in logs_left)
 
 

@@ -36,19 +36,16 @@ from ...partitions.cancellations import members
 from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
 from ...partitions.partition import Partition, PartitionLog
-from ...partitions.partition_set import PartitionSet
+from ...partitions.partition_set import Storage
 from ...snapshot.restore import Restored, RestoreStep, SnapshotSkipped, covered_by_snapshots, restore_steps
 from ...snapshot.snapshot_format import snapshot_keys
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionState
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...store.codec.run import Int64s, UInt32s
-from ...store.config import StoreConfig
 from ...store.env import page_cache
-from ...store.env.environment import Environment
 from ...store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ...store.limited_log import LimitedLog
-from ...store.listener import StoreListener
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.log.managed_ledger import ManagedLedger
@@ -126,7 +123,7 @@ class Loading:
         logs: dict[int, PendingLog] = {}
         owner, partition, start_ms = self.owner, self.partition, self.partition.start_ms
         with partition.memtable.publishing:
-            with partition.environment.read() as raw, owner.main.read() as main:
+            with partition.environment.read() as raw, owner.storage.main.read() as main:
                 for key, fields in catalog.rows(raw, fmt.prefix(fmt.Table.LOG)):
                     topic_id, ledger_id = fmt.trailing_u32(key), fmt.unpack_u64(fields)
                     frontier = catalog.frontier(main, topic_id, start_ms) or FrontierRecord.start(ledger_id)
@@ -147,7 +144,7 @@ class Loading:
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
-        with self.owner.main.read() as raw:
+        with self.owner.storage.main.read() as raw:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
         log.discard(cancelled)
@@ -256,23 +253,20 @@ _PACK_SLICE_S = 0.01
 class LoadedPartitions:
     """The begun partitions of a store, as far as they are in memory; at first none is.
 
-    `_main_log` gives a topic's main log by id, None when the topic was deleted; `_wake` is called, by any thread, when
-    something has become the first to be due. `_listeners` hear of snapshots.
+    `main_log` gives a topic's main log by id, None when the topic was deleted; `_wake` is called, by any thread, when
+    something has become the first to be due.
     """
 
-    main: Environment
-    _partitions: PartitionSet
-    _config: StoreConfig
+    storage: Storage
     suspensions: Suspensions
     """The parts of firing and upkeep that failed and are tried again later."""
-    _listeners: Sequence[StoreListener]
-    _main_log: Callable[[int], ManagedLedger | None]
+    main_log: Callable[[int], ManagedLedger | None]
     quarantine: Callable[[CorruptEntry], object]
     _wake: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.ready = ReadyQueue()
-        self.bucket_ms = self._config.bucket_ms
+        self.bucket_ms = self.storage.config.bucket_ms
         self.logs: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
         self._stepping = False
@@ -280,7 +274,7 @@ class LoadedPartitions:
         self._leased: set[int] = set()
         self.unsure = False
         """True when firing, or looking for the next log, was interrupted: see `recover`."""
-        self.saving = Saving(self.main, self._config, self.suspensions, self._listeners)
+        self.saving = Saving(self.storage, self.suspensions)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
 
@@ -291,7 +285,7 @@ class LoadedPartitions:
         until = time.perf_counter() + _LOAD_SLICE_S
         self.recover()
         while (partition := self._next_to_load(now_ms)) is not None and (
-            self._loading is not None or partition.start_ms - self._config.preload_ms <= now_ms
+            self._loading is not None or partition.start_ms - self.storage.config.preload_ms <= now_ms
         ):
             part = Part("load", start_ms=partition.start_ms)
             try:
@@ -308,14 +302,14 @@ class LoadedPartitions:
     def next_load_ms(self, now_ms: int) -> int | None:
         """When the next partition is to be loaded, None when none waits but for those that are suspended."""
         partition = self._next_to_load(now_ms)
-        return None if partition is None else partition.start_ms - self._config.preload_ms
+        return None if partition is None else partition.start_ms - self.storage.config.preload_ms
 
     def _next_to_load(self, now_ms: int) -> Partition | None:
         if self._loading is not None:
             return self._loading[0]
         may_load = (
             partition
-            for partition in self._partitions
+            for partition in self.storage.partitions
             if partition.state is PartitionState.OPEN
             and not self.suspensions.is_suspended(Part("load", start_ms=partition.start_ms), now_ms)
         )
@@ -332,7 +326,7 @@ class LoadedPartitions:
 
     def _begin_loading(self, partition: Partition) -> None:
         if partition.start_ms not in self._leased:
-            self._partitions.acquire(partition)  # given back when the partition closes
+            self.storage.partitions.acquire(partition)  # given back when the partition closes
             self._leased.add(partition.start_ms)
         partition.stop_evicting()
         self.saving.begin(partition.start_ms)
@@ -367,7 +361,7 @@ class LoadedPartitions:
         self._stepping = False
         if self.unsure:
             for start_ms, logs in list(self.logs.items()):
-                partition = self._partitions.get(start_ms)
+                partition = self.storage.partitions.get(start_ms)
                 if partition is not None and not all(log.whole for log in list(logs.values())):
                     self.unload(partition)
                     if self.is_loading(partition):
@@ -384,7 +378,7 @@ class LoadedPartitions:
 
     def exists(self, topic_id: int) -> bool:
         """Return whether a topic has not been deleted."""
-        return self._main_log(topic_id) is not None
+        return self.main_log(topic_id) is not None
 
     def heard(self, partition: Partition, appended: PartitionLog, first_entry: int, dues: Int64s) -> None:
         logs = self.logs.get(partition.start_ms)
@@ -412,7 +406,7 @@ class LoadedPartitions:
         self.logs.pop(partition.start_ms, None)
         if partition.start_ms in self._leased:
             self._leased.discard(partition.start_ms)
-            self._partitions.release(partition)
+            self.storage.partitions.release(partition)
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -427,14 +421,14 @@ class LoadedPartitions:
     def give_back_pages(self) -> None:
         """Have the pages that due times were read from no longer count as memory of this process."""
         for start_ms in self.logs:
-            if (partition := self._partitions.get(start_ms)) is not None:
+            if (partition := self.storage.partitions.get(start_ms)) is not None:
                 partition.give_back_pages()
 
     def _saveable(self) -> dict[int, tuple[Partition, list[PendingLog]]]:
         return {
             start_ms: (partition, self._loaded_logs(start_ms))
             for start_ms in sorted(self.logs)
-            if (partition := self._partitions.get(start_ms)) is not None and not self.is_loading(partition)
+            if (partition := self.storage.partitions.get(start_ms)) is not None and not self.is_loading(partition)
         }
 
     # -- packing -----------------------------------------------------------------------------------

@@ -16,15 +16,14 @@ One transaction at a time, by the thread that fires, between batches.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from ...partitions.partition import Partition
+from ...partitions.partition_set import Storage
 from ...snapshot.writer import Cut, SnapshotWritten, write_snapshots
-from ...store.config import StoreConfig
-from ...store.env.environment import Environment
 from ...store.errors import StoreFailed, StoreFull
 from ...store.limited_log import LimitedLog
-from ...store.listener import StoreListener, call_supplied
+from ...store.listener import call_supplied
 from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
 
@@ -46,12 +45,8 @@ class _Account:
 class Saving:
     """Counts the entries that a start would replay, and writes snapshots. One thread, except `heard`."""
 
-    def __init__(
-        self, main: Environment, config: StoreConfig, suspensions: Suspensions, listeners: Sequence[StoreListener]
-    ) -> None:
-        self._main = main
-        self._listeners = listeners
-        self._suspensions = suspensions
+    def __init__(self, storage: Storage, suspensions: Suspensions) -> None:
+        config, self._storage, self._suspensions = storage.config, storage, suspensions
         self._every = config.snapshot_every_entries
         self._little = max(config.snapshot_every_entries // 10, 1)
         self._part_bytes = config.snapshot_part_bytes
@@ -152,11 +147,11 @@ class Saving:
         by_ledger = {log.ledger_id: log for log in logs}
         spent_ns, started_ns = 0, time.perf_counter_ns()
         cuts = self._cuts(logs)
-        for step in write_snapshots(partition.environment, cuts, self._part_bytes, now_ms, self._main.sync):
+        for step in write_snapshots(partition.environment, cuts, self._part_bytes, now_ms, self._storage.main.sync):
             spent_ns += time.perf_counter_ns() - started_ns
             if step is not None:
                 by_ledger[step.ledger_id].saved_tail = step.tail
-                for listener in self._listeners:
+                for listener in self._storage.listeners:
                     call_supplied(listener.snapshot_written, step.stored_bytes, spent_ns)
                 spent_ns = 0
             yield step

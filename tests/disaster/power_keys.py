@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Topic
 from duelog.errors import QuotaExceeded
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.withdrawal import Succession
+from duelog.markers.withdrawal import Withdrawals
 from duelog.store.config import Durability
 from duelog.store.policy.policy_records import Scope
 from tests.disaster.power_story import Facts
@@ -414,16 +414,16 @@ def _go_on(store: DelayedStore, seen: Seen, clock: ManualClock) -> list[str]:
 
 def replaced_in_two_steps() -> None:
     """The pending message of a key is cancelled in a transaction before that which sends the other."""
-    begin = Succession._begin
+    locate = Withdrawals._locate
 
-    def apart(self: Any, batch: Any, *rest: Any) -> Any:
-        found, *places = begin(self, batch, *rest)
+    def apart(self: Any, batch: Any, leases: Any) -> Any:
+        found = locate(self, batch, leases)
         for entries, outcomes in ((each, outcomes) for logs, outcomes in found for each in logs):
             cancel = partial(self._entries.cancel, topic_id=batch.log.topic_id, found=entries, outcomes=outcomes)
             self._main.write(cancel)
-        return found, *places
+        return found
 
-    setattr(Succession, "_begin", apart)  # noqa: B010 - what mypy does not follow
+    setattr(Withdrawals, "_locate", apart)  # noqa: B010 - what mypy does not follow
 
 
 MUTANTS: dict[str, Callable[[], None]] = {"replaced_in_two_steps": replaced_in_two_steps}

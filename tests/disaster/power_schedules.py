@@ -22,8 +22,8 @@ from typing import Any
 
 from duelog import DelayedStore, ManualClock, Schedule, Topic
 from duelog.errors import InvalidArgument
-from duelog.markers.withdrawal import Succession
 from duelog.store.config import Durability
+from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE
 from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, START_MS, say
@@ -203,26 +203,26 @@ def differs(topic: Topic, twin: Twin) -> list[str]:
 
 def records_before_it_sends() -> None:
     """A schedule goes on to its next occurrence, and what was missed is sent with the next change of a schedule."""
-    plain, missed = Succession.succeed, list[Any]()
+    plain, missed = Recurring._put, list[Any]()
 
-    def apart(self: Any, log: Any, old: Any, due_ms: Any, body: bytes, record: Any, passed: Any = ()) -> bool:
-        plain(self, log, None, None, b"", lambda *_: True, missed)
-        missed[:] = passed
-        return plain(self, log, old, due_ms, body, record)
+    def apart(self: Any, topic: Any, schedule: Any, old: Any, late: Any = None, **options: Any) -> Any:
+        before, missed[:] = list(missed), late or ()
+        return plain(self, topic, schedule, old, before, **options)
 
-    setattr(Succession, "succeed", apart)  # noqa: B010 - what mypy does not follow
+    setattr(Recurring, "_put", apart)  # noqa: B010 - what mypy does not follow
 
 
 def takes_back_before_it_records() -> None:
     """The occurrence that waits is cancelled in a transaction before that which changes its schedule."""
-    plain = Succession.succeed
+    plain = Recurring._put
 
-    def apart(self: Any, log: Any, old: Any, *rest: Any) -> bool:
+    def apart(self: Any, topic: Any, schedule: Any, old: Any, *rest: Any, **options: Any) -> Any:
         if old is not None:
-            plain(self, log, old, None, b"", lambda *_: True)
-        return plain(self, log, old, *rest)
+            with self._withdrawals.cancelling(topic.log, [old]) as cancel:
+                self._main.write(cancel)
+        return plain(self, topic, schedule, old, *rest, **options)
 
-    setattr(Succession, "succeed", apart)  # noqa: B010
+    setattr(Recurring, "_put", apart)  # noqa: B010
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

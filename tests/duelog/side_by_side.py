@@ -61,7 +61,7 @@ class Together:
     """Sends that are one group: threads queue up while the leader of the one before is held up at its failpoint."""
 
     def __init__(self, store: DelayedStore, sends: Sequence[Callable[[], MessageId]]) -> None:
-        self._queue = store._engine.sending.wal_writer._queue  # type: ignore[union-attr]
+        self._queue = store._engine.wal_writer._queue  # type: ignore[union-attr]
         self._sends = sends
         self._pool = ThreadPoolExecutor(len(sends) + 1)
         self.futures: list[Future[MessageId]] = []

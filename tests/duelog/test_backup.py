@@ -130,7 +130,7 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
     """Neither waits for the other for ever: what is open is copied, what is not is refused."""
     store = open_store(config=replace(CONFIG, max_open_partitions=2))
     send_hourly(store, 6)
-    wal_writer = present(store._engine.sending.wal_writer)
+    wal_writer = present(store._engine.wal_writer)
     wal_writer.apply_all()  # else closing opens every partition to apply it
     closing: list[threading.Thread] = []
 

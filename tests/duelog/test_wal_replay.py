@@ -87,8 +87,8 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
             elif step == "apply main":
                 engine.storage.main.apply()
             elif step == "checkpoint":
-                assert engine.sending.wal_writer is not None
-                engine.sending.wal_writer.apply_all()
+                assert engine.wal_writer is not None
+                engine.wal_writer.apply_all()
             elif step == "crash":
                 opened += 1
                 crashed(store, path / str(opened))

@@ -339,9 +339,9 @@ async def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_not
     assert (len(made), len(set(pages))) == (1, 1)
     metrics = rest.store._engine.metrics
     assert metrics is not None
-    listeners = len(metrics._listeners)
+    listeners = len(metrics._storage.listeners)
     await rest.broker.stop()
-    assert len(metrics._listeners) == listeners - 1
+    assert len(metrics._storage.listeners) == listeners - 1
     assert services.producers.sends.received is None
 
 

@@ -218,7 +218,7 @@ def test_the_engine_s_counters_and_histograms_add_up_without_an_sdk(
     figures.forget_topic(a)
     assert fired() == ({b: 2} if by_topic else {None: 4})
     metrics.close()
-    assert metrics not in metrics._listeners
+    assert metrics not in metrics._storage.listeners
 
 
 def test_text_is_escaped_and_numbers_are_prometheus_s() -> None:

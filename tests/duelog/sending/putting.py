@@ -48,7 +48,7 @@ class Held:
     """Holds every commit of a store's main environment until it is let go."""
 
     def __init__(self, store: DelayedStore) -> None:
-        writer = store._engine.sending.wal_writer
+        writer = store._engine.wal_writer
         assert writer is not None
         self._writer = writer
         self._write = self._writer.write

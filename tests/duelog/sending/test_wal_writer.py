@@ -46,7 +46,7 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 def writer(store: DelayedStore) -> WalWriter:
     """Return the writer of a store that is open for writing."""
-    found = store._engine.sending.wal_writer
+    found = store._engine.wal_writer
     assert found is not None
     return found
 

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from duelog import DelayedStore, ManualClock, Subscription
-from duelog.markers.withdrawal import Succession
+from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import Timetable
 from tests.conftest import START_MS, OpenStore, Plant
 
@@ -92,7 +92,7 @@ def test_an_interrupt_after_the_commit_of_an_advance_does_not_double_the_next_oc
     """Memory knows from the commit itself when the schedule comes next."""
     store.topic("t").every("beat", interval=3_600, payload=b"x")
     clock.advance(HOUR_MS)
-    plant(Succession, "succeed", KeyboardInterrupt())
+    plant(Recurring, "_put", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.tick()
     with store.topic("t").subscribe("s") as consumer:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Schedule, StoreConfig
 from duelog.errors import DuelogError, InvalidArgument, StoreFull
-from duelog.markers.withdrawal import Succession
 from duelog.upkeep import recurring
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Recurrence, Timetable
 from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule
@@ -250,14 +249,13 @@ def lets_misfires_come(patch: pytest.MonkeyPatch) -> None:
 
 def makes_up_later(patch: pytest.MonkeyPatch) -> None:
     """Missed occurrences are kept in memory, and sent with the next change of a schedule."""
-    succeed, missed = Succession.succeed, list[Any]()
+    plain, missed = recurring.Recurring._put, list[Any]()
 
-    def apart(self: Any, log: Any, old: Any, due_ms: Any, body: bytes, record: Any, passed: Any = ()) -> bool:
-        succeed(self, log, None, None, b"", lambda *_: True, missed)
-        missed[:] = passed
-        return succeed(self, log, old, due_ms, body, record)
+    def apart(self: Any, topic: Any, schedule: Any, old: Any, late: Any = None, **options: Any) -> Any:
+        before, missed[:] = list(missed), late or ()
+        return plain(self, topic, schedule, old, before, **options)
 
-    patch.setattr(Succession, "succeed", apart)
+    patch.setattr(recurring.Recurring, "_put", apart)
 
 
 MUTANTS = (

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, StoreConfig, Subscription, Topic
 from duelog.errors import InvalidArgument, StoreFull
-from duelog.markers.withdrawal import Succession
 from duelog.upkeep import maintenance
+from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
 from tests.conftest import START_MS, OpenStore, Plant, present
 
@@ -183,7 +183,7 @@ def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends
     """The count goes by what has fired, not by what was recorded of it."""
     topic.every("s", interval=3_600, count=1)
     clock.advance(HOUR_MS)
-    plant(Succession, "succeed", StoreFull(store.path, "made up"), after=False)
+    plant(Recurring, "_put", StoreFull(store.path, "made up"), after=False)
     with topic.subscribe("s") as consumer:
         with pytest.raises(StoreFull):
             store.tick()
@@ -333,7 +333,7 @@ def test_an_occurrence_that_fired_before_a_stop_is_neither_sent_again_nor_taken_
     store.topic("t").every("s", interval=3_600, misfires=misfires, count=5)
     store.topic("t").subscribe("s").close()
     clock.advance(HOUR_MS)
-    plant(Succession, "succeed", StoreFull(store.path, "made up"), after=False)
+    plant(Recurring, "_put", StoreFull(store.path, "made up"), after=False)
     with pytest.raises(StoreFull):
         store.tick()
     store.close()

@@ -33,8 +33,8 @@ def path(tmp_path: Path) -> Path:
         for number in range(100):
             store.topic("t").send(b"payload %d" % number, deliver_at=FUTURE_MS + number)
             if number % 10 == 9:
-                assert store._engine.sending.wal_writer is not None
-                store._engine.sending.wal_writer.apply_all()  # a run for each ten
+                assert store._engine.wal_writer is not None
+                store._engine.wal_writer.apply_all()  # a run for each ten
     return tmp_path / "store"
 
 
