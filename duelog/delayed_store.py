@@ -84,7 +84,7 @@ class DelayedStore:
         """Tells who else is connected: a broker sets it."""
         self.entry_reader: EntryReader | None = None
         """Shows a message that a client of another protocol has sent: whoever knows that protocol sets it."""
-        engine.start_control(self, lambda waiting: Operations(self, waiting))
+        engine.start_control(self, Operations(self).ask)
 
     @classmethod
     def open(

@@ -46,7 +46,7 @@ from .census import Census
 from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
-from .operations.wire_calls import MakeOperations
+from .operations.operation import Ask
 from .operations.wire_peer import Admit
 from .operations.wire_server import WireServer
 from .sending.delay_policies import DelayPolicies
@@ -337,10 +337,10 @@ class Engine:
         self.check_writable()
         return self.upkeep.maintenance.slice()
 
-    def start_control(self, store: object, operations: MakeOperations) -> None:
+    def start_control(self, store: object, operations: Ask) -> None:
         """Listen at the control socket if the store is configured to have one. A second call is a no-op.
 
-        store: the face of this engine.
+        store: the face of this engine. operations: those of its command line.
         """
         wanted = self.storage.config.control
         if wanted is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..operations.operations import Ask, Asked, Operations
+from ..operations.operation import Ask
+from ..operations.operations import Asked, Operations
 from ..operations.wire import Disconnected, Refused
 from ..operations.wire_client import Connection, is_closing
 from ..store.errors import AlreadyOpen, StoreLocked
@@ -17,6 +17,8 @@ from .values import alone, open_to_read, open_to_write, require_store
 
 if TYPE_CHECKING:
     from .. import DelayedStore
+
+T = TypeVar("T")
 
 _PATIENCE_S = 2.0
 """How long a command tries to reach a store that is being opened or closed, or is busy with other commands."""
@@ -39,6 +41,59 @@ def asked(path: Path, *, writes: bool, create: bool = False) -> Iterator[Asked]:
         yield Asked(_Asking(path, writes, create, stack).ask)
 
 
+def attached(path: Path, stack: ExitStack, attach: Callable[[DelayedStore], T]) -> T:
+    """Attach something to the store in a directory, which the process that has it open serves, or this one.
+
+    What is opened for it is left with `stack`. Raises as `asked`.
+    """
+    require_store(path)
+
+    def attempt() -> T:
+        with ExitStack() as opened:
+            client = Connection.to(path)
+            if client is None:
+                store = _open_here(path, writes=True, create=False)
+            else:
+                from ..connected.connected_store import ConnectedStore
+
+                client.introduce("duelog")
+                store = ConnectedStore(client)
+            found = attach(opened.enter_context(store))
+            stack.push(opened.pop_all())
+            return found
+
+    return _Patience().reach(attempt)
+
+
+def _open_here(path: Path, *, writes: bool, create: bool) -> DelayedStore:
+    with alone("it takes no commands (StoreConfig(control=False), or a clock of its own): end it first"):
+        return open_to_write(path, create=create) if writes else open_to_read(path)
+
+
+class _Patience:
+    """Tries for some time to reach a store."""
+
+    def __init__(self) -> None:
+        self._deadline: float | None = None
+        """Set when the store is first found taken: this process has imported the engine by then."""
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        self._deadline = self._deadline or now + _PATIENCE_S
+        return now > self._deadline
+
+    def reach(self, attempt: Callable[[], T]) -> T:
+        while True:
+            try:
+                return attempt()
+            except AlreadyOpen:
+                raise
+            except (StoreLocked, Refused, Disconnected):
+                if self.is_over():
+                    raise
+            time.sleep(_PAUSE_S)
+
+
 class _Asking:
     """Asks a store, and asks again where the process that has it open closes it before anything was done."""
 
@@ -47,10 +102,9 @@ class _Asking:
         self._writes = writes
         self._create = create
         self._stack = stack
-        self._deadline: float | None = None
-        """Set when the store is first found taken: this process has imported the engine by then."""
+        self._patience = _Patience()
         self._answered = False
-        self._reached = self._reach()
+        self._reached = self._patience.reach(self._ask_of_one)
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
         while True:
@@ -59,46 +113,13 @@ class _Asking:
                 self._answered = True
                 return found
             except Refused as error:
-                if self._answered or not is_closing(error) or self._is_late():
+                if self._answered or not is_closing(error) or self._patience.is_over():
                     raise
-            self._reached = self._reach()
-
-    def _reach(self) -> Ask:
-        while True:
-            try:
-                return self._ask_of_one()
-            except AlreadyOpen:
-                raise
-            except (StoreLocked, Refused, Disconnected):
-                if self._is_late():
-                    raise
-            time.sleep(_PAUSE_S)
-
-    def _is_late(self) -> bool:
-        now = time.monotonic()
-        self._deadline = self._deadline or now + _PATIENCE_S
-        return now > self._deadline
+            self._reached = self._patience.reach(self._ask_of_one)
 
     def _ask_of_one(self) -> Ask:
         client = Connection.to(self._path)
         if client is not None:
             return self._stack.enter_context(client).ask
-        with alone("it takes no commands (StoreConfig(control=False), or a clock of its own): end it first"):
-            store = open_to_write(self._path, create=self._create) if self._writes else open_to_read(self._path)
-        self._stack.enter_context(store)
-        return self._stack.enter_context(closing(operations_here(store))).ask
-
-
-def operations_here(store: DelayedStore) -> Operations:
-    """The operations of a store that this process has open."""
-    return Operations(store, _Here())
-
-
-class _Here(Event):
-    """How this process waits for messages of a store of its own; Ctrl-C ends it."""
-
-    wake = Event.set
-
-    def wait(self, seconds: float | None = None) -> bool:
-        super().wait(seconds)
-        return True
+        store = _open_here(self._path, writes=self._writes, create=self._create)
+        return Operations(self._stack.enter_context(store)).ask

@@ -23,8 +23,8 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from ...delayed_store import DelayedStore
-from ...operations.operation import Operation
-from ...operations.operations import OPERATIONS, Ask, Operations
+from ...operations.operation import Ask, Operation
+from ...operations.operations import OPERATIONS, Operations
 from ...store.errors import ClosedError, DuelogError, InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ..admin.http_request import HttpError, Reply, Request, Stream
@@ -88,20 +88,9 @@ class Watching:
 
 PATH = "/duelog/v1/operations"
 
-_ATTACHED = {"subscribe", "receive", "ack", "leave"}
 _MOST_ITEMS = 1_000
 _MOST_BYTES = 4 << 20
 _MOST_ASKS = 16
-
-
-class NoWaiter:
-    """Waits for nothing: operations that would are left out."""
-
-    def clear(self) -> None: ...
-    def wake(self) -> None: ...
-    def wait(self, seconds: float | None) -> bool:
-        """Return False."""
-        return False
 
 
 def asking(store: DelayedStore) -> Ask:
@@ -110,7 +99,7 @@ def asking(store: DelayedStore) -> Ask:
     Of any thread.
     """
     store.entry_reader = shown_entry
-    return lambda name, arguments: Operations(store, NoWaiter()).ask(name, arguments)
+    return Operations(store).ask
 
 
 class OperationResource:
@@ -156,7 +145,6 @@ class OperationResource:
             "operations": {
                 name: {"looks": each.looks, "allowed": self._refusal(request.role, each, given) is None}
                 for name, each in OPERATIONS.items()
-                if name not in _ATTACHED
             },
         }
 
@@ -206,7 +194,7 @@ class OperationResource:
 
     @staticmethod
     def _operation(name: object) -> Operation:
-        found = OPERATIONS.get(name) if isinstance(name, str) and name not in _ATTACHED else None
+        found = OPERATIONS.get(name) if isinstance(name, str) else None
         if found is None:
             raise HttpError(404, f"{name!r:.200} is no operation; GET {PATH} lists them")
         return found

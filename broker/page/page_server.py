@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from ...operations.operations import Ask
+from ...operations.operation import Ask
 from ..admin.application import Application, WebServer
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route

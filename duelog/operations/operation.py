@@ -10,13 +10,16 @@ from enum import Enum
 from functools import cached_property
 from importlib import import_module
 from inspect import Signature, signature
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from duelog.store.errors import InvalidArgument
 
 from .json_form import from_json, to_json
 
 C = TypeVar("C", bound=Callable[..., object])
+
+Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
+"""Does an operation by its name with arguments in JSON, and returns its result in JSON."""
 
 
 class Right(Enum):

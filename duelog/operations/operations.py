@@ -2,28 +2,26 @@
 
 The one place that says which operations there are, their arguments with types and defaults, who may ask, and what they
 give: `OPERATIONS` is made from the class. Python is where an operation is written (`Topic`, `Subscription`,
-`DelayedStore`); here it is offered. Each is atomic where the engine's call is; what has an attached consumer belongs to
-one `Operations`, one client's.
+`DelayedStore`); here it is offered. Each is atomic where the engine's call is.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import ClosedError, ConsumerBusy, DelayTooLong, DuelogError, InvalidArgument
+from duelog.store.errors import ConsumerBusy, DelayTooLong, InvalidArgument
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.names import SCHEME, validate_namespace_name
 from duelog.store.position import MessageId
 
 from .json_form import to_json
-from .operation import Operation, Right, operation
+from .operation import Ask, Operation, Right, operation
 from .transacted import transact
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
         TopicStats,
         TopicTimelines,
     )
-    from ..subscription import Subscription
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
@@ -55,17 +52,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("duelog.control")
 
-Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
-"""Does an operation by its name with arguments in JSON, and returns its result in JSON."""
-
-
-_AT_ONCE = 16
-_MOST_RECEIVED = 1_000
+_MOST_LISTED = 1_000
 _MOST_LOOKED_AT = 10_000
 _PREVIEW_BYTES = 256
 """Bytes of a payload that a page of messages has."""
-_MOST_RECEIVED_BYTES = 4 << 20
-"""After so much payload one answer to `receive` ends."""
 
 
 class EntryReader(Protocol):
@@ -144,26 +134,11 @@ class Store(Protocol):
     ) -> bool: ...
 
 
-class Waiter(Protocol):
-    """How a receiver waits: until it is woken, for so long."""
-
-    def clear(self) -> None:
-        """Forget what has woken it."""
-
-    def wake(self) -> None:
-        """Wake the receiver; from any thread."""
-
-    def wait(self, seconds: float | None) -> bool:
-        """False: the client has gone."""
-
-
 class Operations:
-    """One client's way to an open store. Not thread-safe."""
+    """The operations of an open store. Thread-safe."""
 
-    def __init__(self, store: Store, waiter: Waiter) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiter = waiter
-        self._consumer: Subscription | None = None
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object:
         """Return an operation's result in JSON, an iterator if it is streamed. Raises InvalidArgument; its errors."""
@@ -171,13 +146,6 @@ class Operations:
         if known is None:
             raise InvalidArgument("operation", name, f"expected one of {', '.join(sorted(OPERATIONS))}")
         return known.answer(self, arguments)
-
-    def close(self, *, failed: bool = True) -> None:
-        """Leave: what was received and not acknowledged is handed out again. failed: see `Subscription.close`."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.remove_waker(self._waiter.wake)
-            consumer.close(failed=failed)
 
     # -- topics and subscriptions ----------------------------------------------------------------------
 
@@ -309,7 +277,7 @@ class Operations:
         return {"message_id": str(sent), "topic": target.name, "due_ms": due_ms, "stored": sent.stored}
 
     def _topic(self, name: str, create: bool) -> Topic:
-        """A topic to send to or receive from. Raises InvalidArgument where there is none and none is to be made."""
+        """A topic to send to. Raises InvalidArgument where there is none and none is to be made."""
         topic = self._store.topic(name)
         if not create and not topic.exists():
             raise InvalidArgument("TOPIC", name, "there is no such topic; --create makes it")
@@ -368,8 +336,8 @@ class Operations:
             if not due.isdecimal():
                 raise InvalidArgument("after", after, "expected `next` of the page before")
             start_ms, behind = int(due), MessageId.parse(place)
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_RECEIVED:
-            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_RECEIVED}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
+            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_LISTED}")
         found = list(self._store.topic(topic).scheduled(start_ms, end_ms, limit + 1, after=behind))
         more = found[limit - 1] if len(found) > limit else None
         return {
@@ -413,75 +381,6 @@ class Operations:
         """Give messages another due time in one transaction; each new id, None: too late, cancelled or unknown."""
         target = self._store.topic(topic)
         return list(target.reschedule_batch(ids, deliver_at=deliver_at, deliver_after=deliver_after))
-
-    # -- receiving -------------------------------------------------------------------------------------
-
-    @operation(Right.CONSUME)
-    def subscribe(self, topic: str, subscription: str, type: str = "exclusive", create: bool = False) -> dict[str, Any]:
-        """Attach this client's one consumer. create: make the subscription, and the topic, where there is none."""
-        if self._consumer is not None:
-            raise InvalidArgument("subscription", subscription, f"already receiving from {self._consumer.name!r}")
-        target = self._topic(topic, create)
-        is_new = not target.exists() or subscription not in target.subscriptions()
-        if is_new and not create:
-            reason = f"{target.name} has no such subscription; --create makes it"
-            raise InvalidArgument("SUBSCRIPTION", subscription, reason)
-        self._consumer = target.subscribe(subscription, type=type)  # type: ignore[arg-type]  # it is checked there
-        self._consumer.add_waker(self._waiter.wake)
-        return {"topic": target.name, "created": is_new}
-
-    @operation(Right.CONSUME)
-    def receive(self, max_messages: int = 1, timeout: float | None = None) -> list[ReceivedMessage]:
-        """Wait for messages that are due, and take them; none: `timeout` seconds are over."""
-        consumer = self._attached()
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout < 0):
-            raise InvalidArgument("timeout", timeout, "expected seconds, or null")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._waiter.clear()
-            found = self._due(consumer, max_messages)
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if isinstance(found, list):
-                return found
-            if not consumer.may_wait or left == 0:
-                return []
-            again = None if found is None else max(found - consumer.clock.now_ms(), 0) / 1_000
-            if not self._waiter.wait(min((each for each in (left, again) if each is not None), default=None)):
-                raise ClosedError("the store, or the connection to it,")
-
-    def _due(self, consumer: Subscription, max_messages: int) -> list[ReceivedMessage] | int | None:
-        """Messages; or when to look again, None: when woken. A few at a time, as they may be large."""
-        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
-            raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
-        messages: list[ReceivedMessage] = []
-        size, most = 0, min(max_messages, _MOST_RECEIVED)
-        while len(messages) < most and size < _MOST_RECEIVED_BYTES:
-            try:
-                batch, again_ms = consumer.poll(min(most - len(messages), _AT_ONCE))
-            except DuelogError:
-                if messages:  # they have been handed out; what stops the store is raised when it is asked again
-                    break
-                raise
-            if not batch:
-                return messages or again_ms
-            messages += batch
-            size += sum(len(message.payload) for message in batch)
-        return messages
-
-    @operation(Right.CONSUME)
-    def ack(self, positions: Sequence[MessageId]) -> int:
-        """Acknowledge received messages, durably; how many were not acknowledged before."""
-        return self._attached().ack(positions, durable=True)
-
-    @operation(Right.CONSUME)
-    def leave(self) -> None:
-        """Give back what was received and not acknowledged, without counting it as failed."""
-        self.close(failed=False)
-
-    def _attached(self) -> Subscription:
-        if self._consumer is None:
-            raise InvalidArgument("operation", "receive", "subscribe first")
-        return self._consumer
 
     # -- figures, upkeep, policies ---------------------------------------------------------------------
 
@@ -689,8 +588,8 @@ class Operations:
         limit: int = 100,
     ) -> dict[str, Any]:
         """List the first of those as `dead_letters`, of each payload its beginning, as `scheduled_page`."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_RECEIVED:
-            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_RECEIVED}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
+            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_LISTED}")
         found = list(islice(self._letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
         return {"letters": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "more": len(found) > limit}
 
@@ -864,9 +763,6 @@ class Asked(Operations):
     def ask(self, name: str, arguments: Mapping[str, object]) -> Any:
         """Have an operation done by name, with arguments and result in JSON."""
         return self._ask(name, arguments)
-
-    def close(self, *, failed: bool = True) -> None:
-        """Do nothing: the connection is its owner's to close."""
 
 
 def _asked(operation: Operation) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from inspect import Signature, signature
@@ -27,7 +27,7 @@ from duelog.store.position import MessageId
 from ..sending.outbox import Numbers, Outbox
 from . import wire_values
 from .face_table import FACE, Row
-from .operation import Right
+from .operation import Ask, Right
 from .transacted import changed_once, document_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
@@ -62,17 +62,6 @@ _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl"
 _log = logging.getLogger("duelog.control")
 
 
-class ClientOperations(Protocol):
-    """The operations of one client: `Operations`, which stands above the engine."""
-
-    def ask(self, name: str, arguments: Mapping[str, object]) -> object: ...
-    def close(self, *, failed: bool = True) -> None: ...
-
-
-MakeOperations: TypeAlias = "Callable[[Waiting], ClientOperations]"
-"""Makes the operations of a client, which waits in the given way."""
-
-
 class Answering(Protocol):
     """The connection, as far as its calls know it."""
 
@@ -81,22 +70,10 @@ class Answering(Protocol):
     def hold(self, *, held: bool) -> None: ...
 
 
-class Waiting(threading.Event):
-    """How a thread waits for a client's messages: until it is woken, or the client goes."""
-
-    gone = False
-    wake = threading.Event.set
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """False: the client has gone."""
-        super().wait(seconds)
-        return not self.gone
-
-
 class Service:
     """The store that connections ask, and what they share."""
 
-    def __init__(self, store: Store, path: Path, operations: MakeOperations, most_bytes: int, outbox: Outbox) -> None:
+    def __init__(self, store: Store, path: Path, operations: Ask, most_bytes: int, outbox: Outbox) -> None:
         """most_bytes: of a frame. outbox: of the store. Raises OSError."""
         self.store = store
         self.path = path
@@ -108,8 +85,6 @@ class Service:
         """For the frames of all connections, which one thread reads."""
         self.closing = False
         """True once the store is being closed: nothing more is begun."""
-        self.long = threading.Semaphore(MOST_CONSUMERS)
-        """Threads of requests that wait for messages."""
         self.log = LimitedLog(_log)
         self.producers = Counter[tuple[str, str]]()
         """Connections by the topics and names under which they have numbered what they sent."""
@@ -268,9 +243,6 @@ class WireCalls:
         self._numbering: dict[str, str] = {}
         """Name of the producer of what it sent last, by the name of a topic as it was asked for."""
         self._sequences: dict[int, Iterator[Any]] = {}
-        self._operations: ClientOperations | None = None
-        self._waiting = Waiting()
-        self._asking = threading.Lock()
 
     def producers(self) -> list[tuple[str, str]]:
         """Topics, and names under which it has numbered what it sent to them."""
@@ -289,30 +261,15 @@ class WireCalls:
         except BaseException as error:
             self.fail(number, name, error)
             return
-        if name == "receive":  # of `Operations`: it may wait for long
-            if not self.service.long.acquire(blocking=False):
-                self.answering.answer(number, ERROR, Disconnected("too many wait for messages; try again"))
-                return
-            work = partial(self._do_long, number, target, arguments, named)
-            try:
-                threading.Thread(target=work, name="duelog-receive", daemon=True).start()
-            except RuntimeError as error:  # none can be started
-                self.service.long.release()
-                self.answering.answer(number, ERROR, Disconnected(f"{error}; try again"))
-            return
         self.service.loop.pool.submit(lambda: self._do(number, name, target, arguments, named))
 
     def stop_waiting(self) -> None:
         """Have calls that wait for messages come to their end; from any thread."""
-        self._waiting.gone = True
-        self._waiting.set()
         for consumer in list(self.consumers.values()):
             self.service.loop.later(partial(consumer.end_credits, closing()))
 
     def leave(self, ended: Callable[[], object]) -> None:
         """Hand to others what its consumers hold; `ended` is called then."""
-        self._waiting.gone = True
-        self._waiting.set()
         service = self.service
         with self._attaching:
             self._left = True
@@ -328,24 +285,15 @@ class WireCalls:
                 consumer.credits.clear()
                 with suppress(DuelogError):  # of a store that has failed, or is closed
                     consumer.detach(failed=failed)
-            if self._operations is not None:
-                with suppress(DuelogError):
-                    self._operations.close(failed=failed)
             ended()
 
-        service.loop.pool.submit(leave) if consumers or self._operations else leave()
+        service.loop.pool.submit(leave) if consumers else leave()
 
     def in_thread_or_pool(self, subscription: Subscription, work: Callable[[], None]) -> None:
         """Do what looks at messages: here, or where that may wait for a disk in the pool."""
         work() if subscription.polls_at_once else self.service.loop.pool.submit(work)
 
     # -- what may wait, in a thread of the pool --------------------------------------------------------
-
-    def _do_long(self, number: int, *request: Any) -> None:
-        try:
-            self._do(number, "receive", *request)
-        finally:
-            self.service.long.release()
 
     def _do(self, number: int, name: str, target: Any, arguments: Any, named: Any) -> None:
         """Do a call and answer it; raises nothing."""
@@ -359,7 +307,7 @@ class WireCalls:
                 self._sequences.pop(arguments[0], None)
                 self.answering.answer(number, RESULT, None)
             elif row is None:
-                self._result(number, self._ask(name, named))
+                self._result(number, self.service.operations(name, named))
             elif name == "DelayedStore.transaction":
                 self.answering.answer(number, RESULT, self._transact(arguments, named))
             elif "numbers" in named:
@@ -369,17 +317,6 @@ class WireCalls:
                 self._result(number, self._call(row, target, arguments, named))
         except BaseException as error:
             self.fail(number, name, error)
-
-    def _ask(self, name: str, named: dict[str, Any]) -> object:
-        """Do an operation of the command line, one at a time: they may wait, and share a consumer."""
-        if not self._asking.acquire(blocking=False):
-            raise InvalidArgument("operation", name, "another of this connection is being done")
-        try:
-            if self._operations is None:
-                self._operations = self.service.operations(self._waiting)
-            return self._operations.ask(name, named)
-        finally:
-            self._asking.release()
 
     def fail(self, number: int, name: str, error: BaseException) -> None:
         """Answer a call with an error; one of duelog itself is logged."""

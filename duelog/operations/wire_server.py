@@ -26,9 +26,10 @@ from ..sending.outbox import Outbox
 from ..stats import ClientPart, ClientStats
 from . import wire_values
 from .face_table import FACE
+from .operation import Ask
 from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in, framed
 from .wire_address import watch_peer
-from .wire_calls import FORGET_S, MakeOperations, Service, Store, closing
+from .wire_calls import FORGET_S, Service, Store, closing
 from .wire_peer import MOST_REQUESTS, Admit, WirePeer
 from .wire_values import pack_error
 
@@ -61,9 +62,7 @@ class WireServer:
     # -- beginning and end -----------------------------------------------------------------------------
 
     @classmethod
-    def start(
-        cls, store: Store, path: Path, operations: MakeOperations, group_bytes: int, outbox: Outbox
-    ) -> Self | None:
+    def start(cls, store: Store, path: Path, operations: Ask, group_bytes: int, outbox: Outbox) -> Self | None:
         """Listen in the store's directory, whose lock this process has. None: no socket can be made, which is logged.
 
         group_bytes: of the largest batch. outbox: of the store.

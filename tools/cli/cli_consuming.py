@@ -8,11 +8,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from .. import output
 from ..values import iso_time, time_ms
 from .options import NOTHING, Create, Given, Group, Json, Store, SubscriptionName, TopicName, argument, grouped, option
 from .place import Place, asked, command_at_place
+
+if TYPE_CHECKING:
+    from ... import DelayedStore, ReceivedMessage, Subscription
 
 topics = typer.Typer(name="topics", no_args_is_help=True, help="Topics of a store: list, create and delete them.")
 subscriptions = typer.Typer(
@@ -147,6 +150,9 @@ def delete_subscription(
 
 app = typer.Typer()
 
+_AT_ONCE, _MOST_AT_ONCE, _MOST_BYTES = 16, 1_000, 4 << 20
+"""Messages that are received and acknowledged together."""
+
 
 class ConsumerType(StrEnum):
     """How a subscription shares its messages among consumers."""
@@ -186,18 +192,33 @@ def receive(
     duelog receive data reminders mailer --create --max 10 --timeout 1m
     ```
     """
+    from ..asking import attached
+
     seconds = None if timeout is None else duration_seconds("--timeout", timeout)
     received = 0
+
+    def attach(there: "DelayedStore") -> "tuple[Subscription, bool]":
+        target = there.topic(topic)
+        is_there = target.exists()
+        if not (is_there or create):
+            raise InvalidArgument("TOPIC", topic, "there is no such topic; --create makes it")
+        is_new = not is_there or subscription not in target.subscriptions()
+        if is_new and not create:
+            reason = f"{target.name} has no such subscription; --create makes it"
+            raise InvalidArgument("SUBSCRIPTION", subscription, reason)
+        return target.subscribe(subscription, type=type_.value), is_new
+
     # Without a thread of its own the store does nothing before the subscription is there: what an old ledger still
     # holds is received, and not trimmed first.
-    with asked(store, writes=True) as opened:
-        attached = opened.subscribe(topic, subscription, type_.value, create)
-        if attached["created"]:
-            output.say(f"subscription {subscription!r} of {short_names(attached['topic'])} is new")
+    with ExitStack() as stack:
+        consumer, is_new = attached(store, stack, attach)
+        stack.enter_context(consumer)
+        if is_new:
+            output.say(f"subscription {subscription!r} of {short_names(consumer.topic)} is new")
         deadline = None if seconds is None else time.monotonic() + seconds
         while received < max_:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            batch = opened.receive(max_ - received, left)
+            batch = _due(consumer, max_ - received, left)
             if not batch:
                 break
             for message in batch:
@@ -205,10 +226,20 @@ def receive(
             sys.stdout.flush()
             received += len(batch)
             if ack:
-                opened.ack([message.position for message in batch])
-        opened.leave()
+                consumer.ack(batch, durable=True)
+        consumer.close(failed=False)
     if received < max_:
         output.say(f"{received} of {max_} messages were due in time")
+
+
+def _due(consumer: "Subscription", most: int, timeout: float | None) -> "list[ReceivedMessage]":
+    """Messages that are due; the more at a time the smaller they are."""
+    found = consumer.receive(min(most, _AT_ONCE), timeout)
+    if len(found) == _AT_ONCE < most:
+        size = sum(len(message.payload) for message in found) // _AT_ONCE + 1
+        further = min(most, _MOST_AT_ONCE, _MOST_BYTES // size) - _AT_ONCE
+        found += consumer.receive(further, timeout=0) if further > 0 else []
+    return found
 
 
 @command_at_place(app, "peek")

@@ -9,10 +9,9 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from ... import DelayedStore, Worker
     from ...broker.configuration import BrokerConfig
     from ...broker.server.broker import Broker
-    from ...operations.operations import Ask
+    from ...operations.operation import Ask
 
 _log = logging.getLogger("duelog.worker")
 
@@ -431,19 +430,8 @@ def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
     first = Connection.to(path, _RECONNECT_S)
     if first is not None:
         first.introduce("duelog ui")
-        mine, made = threading.local(), [first]  # a connection does one operation at a time
-
-        def ask_there(name: str, arguments: Mapping[str, object]) -> Any:
-            if not hasattr(mine, "connection"):
-                mine.connection = Connection.to(path, _RECONNECT_S) or first
-                made.append(mine.connection)
-            return mine.connection.ask(name, arguments)
-
-        try:
-            yield ask_there
-        finally:
-            for each in made:
-                each.close()
+        with first:
+            yield first.ask
         return
     with alone("it takes no commands: end it first, or --only-look"):
         span_ms = stored_span_ms(path) or StoreConfig().partition_ms

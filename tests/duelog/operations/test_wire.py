@@ -36,6 +36,7 @@ from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, f
 from duelog.operations.wire_client import Connection
 from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
+from duelog.store.position import position_at
 from tests.duelog.sending.putting import Held
 from tests.duelog.side_by_side import in_wal
 from tests.packaging.tree import ROOT
@@ -244,7 +245,7 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
 
 
 NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
-    ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of ack, calendar, cancel"),
+    ("backup", {"dest": "/tmp/x"}, "operation='backup': expected one of calendar, cancel"),
     ("close", {}, "operation='close'"),
     ("_store", {}, "operation='_store'"),
     ("tick", {"path": "/"}, "unexpected keyword argument 'path'"),
@@ -256,7 +257,6 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ("topics", {"namespace": 1}, "namespace=1: expected a str"),
     ("update_policies", {"values": {"self": 1}}, "policy='self': expected one of active"),
     ("seek", {"topic": "t", "subscription": "s", "to": {"due_ms": []}}, "to={'due_ms': []}"),
-    ("receive", {}, "subscribe first"),
     ("purge_dead_letters", {"ids": "1:1"}, "ids='1:1': expected a list"),
     ("requeue_dead_letters", {"ids": [[]]}, "ID=[]: no dead letter has this id"),
     ("requeue_dead_letters", {"delay": "1h"}, "delay='1h': expected seconds"),
@@ -337,7 +337,7 @@ def test_the_table_says_of_each_operation_who_may_ask_and_what_it_takes_and_give
 
 def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: DelayedStore, client: Connection) -> None:
     """Every operation that looks, after some that change: messages, letters, schedules, policies, ids are equal."""
-    asked, here = Asked(client.ask), Operations(store, None)  # type: ignore[arg-type]  # nothing waits here
+    asked, here = Asked(client.ask), Operations(store)
     sent = asked.send("t", b"pay", deliver_after=3600, properties={"a": "b"}, dedup_key="k", create=True)
     asked.send_messages("t", [Message(b"x", key="k"), Message(b"y", deliver_after=60, dedup_key="l")])
     asked.create_subscription("t", "s", "earliest")
@@ -369,10 +369,6 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
             ours[moving] = theirs[moving]
         assert theirs == ours, name
     assert asked.cancel("t", [MessageId.parse(sent["message_id"]), MessageId(9999, 0)]) == ["cancelled", "unknown"]
-    asked.subscribe("v", "r", create=True)
-    store.topic("v").send(b"y", key="k")
-    (received,) = asked.receive(timeout=20)
-    assert (received.payload, received.key, asked.ack([received.position])) == (b"y", "k", 1)
 
 
 @given(
@@ -448,20 +444,18 @@ def test_something_else_is_asked_while_an_answer_is_being_streamed(store: Delaye
 
 def test_a_waiting_client_gets_a_message_that_is_sent_meanwhile(store: DelayedStore, client: Connection) -> None:
     """It sleeps until the topic changes; what it did not acknowledge goes to the next consumer when it has gone."""
-    client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
+    client.call("Topic.subscribe", ["t"], [1, "s"])
     sender = threading.Timer(0.05, store.topic("t").send, [b"pay"])
     sender.start()
-    found: Any = client.ask("receive", {"max_messages": 5})
-    (message,) = found
+    assert client.call("Subscription.receive", [1], [5, None]).payloads == [b"pay"]
     sender.join()
-    assert (message["payload"], message["position"].count(":")) == (PAY, 1)
-    assert client.ask("receive", {"timeout": 0}) == []
+    assert client.call("Subscription.receive", [1], [1, 0]) is None
     client.close()
     with connect(store.path) as other:
         gone(store, 1)
-        other.ask("subscribe", {"topic": "t", "subscription": "s", "type": "shared"})
-        assert len(other.ask("receive", {"timeout": 20})) == 1
-        assert other.ask("ack", {"positions": [message["position"]]}) == 1
+        other.call("Topic.subscribe", ["t"], [1, "s"], {"type": "shared"})
+        messages = other.call("Subscription.receive", [1], [1, 20_000])
+        assert other.call("Subscription.ack", [1], [[position_at(each) for each in messages.places]]) == 1
 
 
 def test_a_send_that_waits_for_the_disk_keeps_nothing_else_waiting(store: DelayedStore, client: Connection) -> None:
@@ -492,39 +486,21 @@ def test_a_process_with_more_descriptors_than_select_takes_is_reached_too(tmp_pa
                 taken.callback(os.close, os.dup(nothing.fileno()))
             store = taken.enter_context(DelayedStore.open(tmp_path / "store"))
             client = taken.enter_context(connect(store.path))
-            client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
-            assert client.ask("receive", {"timeout": 0.01}) == []
+            client.call("Topic.subscribe", ["t"], [1, "s"])
+            assert client.call("Subscription.receive", [1], [1, 10]) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: Connection) -> None:
     """A receiver without a timeout is told, and the close does not wait for it."""
-    client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
+    client.call("Topic.subscribe", ["t"], [1, "s"])
     closer = threading.Timer(0.05, store.close)
     closer.start()
     with pytest.raises((ClosedError, Refused), match=r"is closed|is closing it"):
-        client.ask("receive", {})
+        client.call("Subscription.receive", [1], [1, None])
     closer.join()
     assert control_of(store)._peers == set()
-
-
-def test_an_operation_of_the_command_line_that_waits_keeps_no_thread_of_the_pool_from_others(
-    store: DelayedStore, client: Connection
-) -> None:
-    """A second one of its connection is refused; other requests are answered."""
-    client.ask("subscribe", {"topic": "t", "subscription": "s", "create": True})
-    waiting = client.start("receive", (), (), {"timeout": 20})
-    refused = None
-    while refused is None:  # the thread of the one that waits has to begin
-        try:
-            client.ask("figures", {})
-        except InvalidArgument as error:
-            refused = error
-    assert "another of this connection is being done" in str(refused)
-    assert client.call("Topic.exists", ["t"]) is True
-    store.topic("t").send(b"x")
-    assert len(waiting.wait()) == 1
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -660,8 +636,8 @@ from duelog.operations.wire import framed
 from duelog.operations.wire_client import Connection
 from duelog.operations.wire_peer import WirePeer
 client = Connection.to(Path({path!r}))
-client.ask("subscribe", {{"topic": "t", "subscription": "s"}})
-client.ask("receive", {{"timeout": 0}})
+client.call("Topic.subscribe", ["t"], [1, "s"])
+client.call("Subscription.receive", [1], [1, 0])
 {last}
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -673,7 +649,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     [
         "",
         """client._socket.sendall(framed(b"\\x95\\x09\\xactopic.delete"))""",
-        """client.start("receive", (), (), {})""",
+        """client.start("Subscription.receive", [1], [1, None])""",
     ],
     ids=["idle", "half-a-request", "waiting"],
 )

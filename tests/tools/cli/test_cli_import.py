@@ -8,8 +8,8 @@ import pytest
 
 from duelog import DelayedDeliveryPolicies, ManualClock
 from duelog.errors import InvalidMessage, StoreFull
+from duelog.operations.operations import Operations
 from duelog.store.files.failpoints import arm, disarm
-from duelog.tools.asking import operations_here
 from duelog.tools.transfer.import_lines import Import
 from tests.conftest import OpenStore
 from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, json_of, ok, refused
@@ -126,7 +126,7 @@ def test_of_a_pipe_a_batch_with_a_bad_line_is_not_stored_and_those_before_it_are
     store = open_store()
     good = {"topic": "t", "payload": "x", "deliver_at": FUTURE_MS}
     content = lines(good, good, "", good, {**good, "topic": "other"}, good, {**good, "topic": 7}, good)
-    work = Import(operations_here(store), batch_messages=2)
+    work = Import(Operations(store), batch_messages=2)
     with pytest.raises(InvalidMessage, match="line 7: topic=7"):
         work.run(Pipe(content.encode()))
     assert (work.messages, work.lines, work.began_to) == (4, 5, 0)
@@ -147,7 +147,7 @@ def test_a_line_that_a_policy_refuses_is_named_and_nothing_of_its_batch_is_store
         ({"deliver_after": "2m"}, "line 3: deliver_after='2m': a delay of 120000 ms is longer"),
     ):
         content = lines(free, {"topic": "limited", "payload": "x"}, {"topic": "limited", "payload": "x", **wrong}, free)
-        work = Import(operations_here(store))
+        work = Import(Operations(store))
         with pytest.raises(InvalidMessage, match=message):
             work.run(source(content.encode()))
         assert (work.messages, work.began_to) == (0, 0)
@@ -171,7 +171,7 @@ def test_an_import_that_was_broken_off_stores_what_is_missing_under_the_same_nam
             if left == 0:
                 raise StoreFull(store.path, "no room, says the test")
 
-        work = Import(operations_here(store), batch_messages=6, once="nightly")
+        work = Import(Operations(store), batch_messages=6, once="nightly")
         arm("commit.before", fail)
         try:
             work.run(io.BytesIO(content))
@@ -179,11 +179,11 @@ def test_an_import_that_was_broken_off_stores_what_is_missing_under_the_same_nam
             assert work.began_to > work.lines
         finally:
             disarm()
-    work = Import(operations_here(store), once="nightly")
+    work = Import(Operations(store), once="nightly")
     work.run(io.BytesIO(content))
     assert work.messages == 20
     assert work.stored_before > 0
-    again = Import(operations_here(store), once="nightly")
+    again = Import(Operations(store), once="nightly")
     again.run(io.BytesIO(content))
     assert (again.messages, again.stored_before) == (20, 20)
     for topic in (0, 1):

@@ -9,7 +9,7 @@ import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock
 from duelog.errors import InvalidArgument, InvalidMessage
-from duelog.tools.asking import operations_here
+from duelog.operations.operations import Operations
 from duelog.tools.transfer.import_ics import ImportedReminders, import_ics
 from tests.conftest import START_MS, OpenStore
 from tests.tools.command_line import calendar, event, json_of, refused
@@ -29,7 +29,7 @@ CALENDAR = calendar(*EVENTS).replace("\n", "\r\n").encode()
 
 def take_in(store: DelayedStore, content: bytes = CALENDAR) -> ImportedReminders:
     """Import a calendar."""
-    return import_ics(operations_here(store), io.BytesIO(content), "reminders", timezone="Europe/Rome")
+    return import_ics(Operations(store), io.BytesIO(content), "reminders", timezone="Europe/Rome")
 
 
 def ms(*moment: int) -> int:
@@ -67,7 +67,7 @@ def test_what_lies_beyond_the_horizon_is_left_out(open_store: OpenStore) -> None
     """A rule without an end gives no more than the horizon holds."""
     store = open_store()
     endless = CALENDAR.replace(b"RRULE:FREQ=WEEKLY;COUNT=4", b"RRULE:FREQ=WEEKLY")
-    import_ics(operations_here(store), io.BytesIO(endless), "reminders", horizon=timedelta(days=30))
+    import_ics(Operations(store), io.BytesIO(endless), "reminders", horizon=timedelta(days=30))
     assert scheduled(store)
     assert max(due_ms for _, due_ms in scheduled(store)) <= START_MS + 30 * 86_400_000
 
