@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -30,14 +30,14 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.run import Int64s
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, InvalidArgument, UnknownTopic
-from duelog.store.files.directory import disk_parts, size_bytes
+from duelog.store.files.directory import disk_parts
 from duelog.store.listener import StoreListener
 from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tails
 from duelog.store.message import MAX_DUE_MS
 from duelog.store.names import SCHEME, TopicName, validate_namespace_name
 
-from .stats import Figures, Overview, PartitionStats, TopicPage, TopicRow, TopicTimelines
+from .stats import Figures, Overview, PartitionStats, TopicPage, TopicRow, TopicTimelines, stats_of
 from .topics.inline import InlineMessages
 from .topics.seeking import first_due
 from .topics.topic_list import Topics
@@ -435,20 +435,21 @@ class Census:
             with self._partitions.lease(partition):
                 tally = self._counted(partition)
         except (DamagedStore, CorruptEntry, CorruptRecord):
+            tally = None
+        if tally is None:
             self._tallies.pop(partition.start_ms, None)
             return
         self._settle(tally)
         self._tallies[partition.start_ms] = tally
 
-    def _counted(self, partition: Partition) -> _Tally:
-        """Count the logs of a partition. REQUIRES: a lease."""
+    def _counted(self, partition: Partition) -> _Tally | None:
+        """Count the logs of a partition; None: it is being deleted. REQUIRES: a lease."""
         received, requests, start_ms = partition.received, self._requests, partition.start_ms
         now_ms = self._clock.now_ms()
         is_open, begun = partition.state is PartitionState.OPEN, start_ms <= now_ms
         logs = self._firing.loaded.logs.get(start_ms, {}) if is_open else {}
         in_memory = bool(logs) and all(log.loaded for log in list(logs.values()))
         with partition.environment.read() as raw, self._main.read() as main:
-            record = catalog.partition(main, start_ms)
             topic_ids, ledgers = catalog.log_columns(raw)
             topics = topic_ids.tolist()
             entries = find_tails(raw, partition.name, ledgers)
@@ -458,20 +459,22 @@ class Census:
                     left[at] = len(logs[topic_id])
                 elif (frontier := catalog.frontier(main, topic_id, start_ms)) is not None:
                     left[at] -= frontier.fired
+            stats = stats_of(partition, main, raw, len(topics), int(entries.sum()), now_ms)
         near = is_open and start_ms <= now_ms + NEAR_MS
-        state = ("current" if begun else "future") if is_open else "closed"
-        stats = PartitionStats(start_ms, partition.end_ms, state, partition.generation, len(topics), int(entries.sum()),
-                               0, 0 if record is None else record.references, size_bytes(partition.path))  # fmt: skip
-        return _Tally(
-            stats,
-            topic_ids,
-            ledgers,
-            left,
-            left,
-            received,
-            requests,
-            is_open and not in_memory,
-            self._minutes(start_ms, [each for each in topics if each in self._names]) if near else None,
+        return (
+            None
+            if stats is None
+            else _Tally(
+                stats,
+                topic_ids,
+                ledgers,
+                left,
+                left,
+                received,
+                requests,
+                is_open and not in_memory,
+                self._minutes(start_ms, [each for each in topics if each in self._names]) if near else None,
+            )
         )
 
     def _settle(self, tally: _Tally) -> None:
@@ -482,8 +485,7 @@ class Census:
             hit = self._cancelled_ledgers[at] == tally.ledgers
             tally.pending[hit] -= self._cancelled_counts[at[hit]]
         tally.pending[~np.isin(tally.topics, self._ids)] = 0
-        figures = dict(zip(PartitionStats.__slots__, astuple(tally.stats), strict=True))
-        tally.stats = PartitionStats(**{**figures, "pending": int(tally.pending.sum())})
+        tally.stats = replace(tally.stats, pending=int(tally.pending.sum()))
         tally.requests = self._requests
 
     def _minutes(self, start_ms: int, topic_ids: Sequence[int]) -> Int64s:

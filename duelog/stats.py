@@ -22,6 +22,7 @@ from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.codec.frontier import FrontierRecord
+from duelog.store.env.memtable import Reads
 from duelog.store.errors import InvalidArgument
 from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.log import catalog
@@ -396,6 +397,27 @@ class SnapshotStats:
     newest_ms: int | None
 
 
+def stats_of(
+    partition: Partition, main: Reads, raw: Reads, topics: int, entries: int, now_ms: int
+) -> PartitionStats | None:
+    """What is known without looking at what is pending; None: it is being deleted. entries: of all logs."""
+    record = catalog.partition(main, partition.start_ms)
+    if record is None or record.state is PartitionState.DELETING:
+        return None
+    passed = catalog.rows(raw, fmt.counter_key(catalog.PASSED_OVER))
+    return PartitionStats(
+        partition.start_ms,
+        partition.end_ms,
+        ("current" if partition.start_ms <= now_ms else "future") if record.state is PartitionState.OPEN else "closed",
+        record.generation,
+        topics,
+        entries - sum(fmt.unpack_u64(fields) for _, fields in passed),
+        0,
+        record.references,
+        size_bytes(partition.path),
+    )
+
+
 @dataclass(eq=False, repr=False)
 class Figures:
     """The figures of one open store, read from its parts. Thread-safe."""
@@ -550,39 +572,14 @@ class Figures:
 
     def of_partitions(self) -> list[PartitionStats]:
         """Every partition, by start; O(logs), each partition opened if it is not."""
-        now_ms = self._clock.now_ms()
-        found = []
-        with self._storage.main.read() as raw:
-            records = dict(catalog.partitions(raw))
+        now_ms, found = self._clock.now_ms(), []
         for partition in self._storage.partitions.held():
-            record = records.get(partition.start_ms)
-            if record is None or record.state is PartitionState.DELETING:
-                continue
-            with partition.environment.read() as raw:
-                passed = catalog.rows(raw, fmt.counter_key(catalog.PASSED_OVER))
-                messages = -sum(fmt.unpack_u64(fields) for _, fields in passed)
-            pending = topics = 0
-            for log in partition.logs():
-                topics += 1
-                messages += log.ledger.entries
-                if record.state is PartitionState.OPEN and self._exists(log.topic_id):
-                    pending += self.pending_in(partition, log)
-            state = "current" if partition.start_ms <= now_ms else "future"
-            if record.state is PartitionState.CLOSED:
-                state = "closed"
-            found.append(
-                PartitionStats(
-                    partition.start_ms,
-                    partition.end_ms,
-                    state,
-                    record.generation,
-                    topics,
-                    messages,
-                    pending,
-                    record.references,
-                    size_bytes(partition.path),
-                )
-            )
+            logs = partition.logs()
+            with self._storage.main.read() as main, partition.environment.read() as raw:
+                stats = stats_of(partition, main, raw, len(logs), sum(log.ledger.entries for log in logs), now_ms)
+            if stats is not None:
+                there = [log for log in logs if stats.state != "closed" and self._exists(log.topic_id)]
+                found.append(replace(stats, pending=sum(self.pending_in(partition, log) for log in there)))
         return found
 
     def _count_quarantined(self) -> int:

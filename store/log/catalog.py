@@ -41,8 +41,8 @@ WAL = "wal_segment"
 PASSED_OVER = "passed_over/"
 """In a partition, before the id of a log's ledger: how many of its ids takeovers have passed over."""
 
-_PAGE = 1_000
-"""Rows read in one transaction by the iterators over an environment."""
+_PAGE, _PAGE_BYTES = 1_000, 1 << 20
+"""Rows read in one transaction by the iterators over an environment, and bytes after which one ends."""
 
 
 def take_numbers(transaction: Transaction, name: str, count: int = 1) -> int:
@@ -121,22 +121,23 @@ def _applied(
 def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
     """Iterate over rows of an environment in lists of at most 1,000, each read in a transaction of its own.
 
-    Memory does not grow with the number of rows (PIP-442); rows added or removed meanwhile may or may
-    not be listed.
+    Memory does not grow with the number of rows (PIP-442), nor with their sizes; rows added or removed meanwhile may or
+    may not be listed.
     """
-    start = prefix
-    while True:
+    start: bytes | None = prefix
+    while start is not None:
         page: list[tuple[bytes, bytes]] = []
+        left, following = _PAGE_BYTES, None
         with environment.read() as raw:
-            for row in rows(raw, prefix, start):
-                page.append(row)
-                if len(page) == _PAGE:
+            for key, fields in rows(raw, prefix, start):
+                page.append((key, fields))
+                left -= len(fields)
+                if len(page) == _PAGE or left <= 0:
+                    following = key + b"\0"
                     break
         if page:
             yield page
-        if len(page) < _PAGE:
-            return
-        start = page[-1][0] + b"\0"
+        start = following
 
 
 # -- topics ------------------------------------------------------------------------------------

@@ -26,8 +26,6 @@ MAX_KEY_BYTES = 500
 MAX_VALUE_BYTES = 1 << 20
 
 _VERSION = struct.Struct(">Q")
-_PAGE_BYTES = 1 << 20
-_ROW_BYTES = 1 << 10
 
 T = TypeVar("T")
 
@@ -105,22 +103,8 @@ class Documents:
         nothing. Raises InvalidArgument, CorruptRecord.
         """
         self._check_open()
-        return self._items(_row_key(prefix) if prefix else fmt.document_key(b""))
-
-    def _items(self, beginning: bytes) -> Iterator[tuple[str, Document]]:
-        start: bytes | None = beginning
-        while start is not None:
-            page: list[tuple[str, Document]] = []
-            left, following = _PAGE_BYTES, None
-            with self._main.read() as raw:
-                for row, fields in catalog.rows(raw, beginning, start):
-                    page.append((fmt.name_of(row), Document.unpack(fields)))
-                    left -= len(fields) + _ROW_BYTES
-                    if left <= 0:
-                        following = row + b"\0"
-                        break
-            yield from page
-            start = following
+        pages = catalog.pages(self._main, _row_key(prefix) if prefix else fmt.document_key(b""))
+        return ((fmt.name_of(row), Document.unpack(fields)) for page in pages for row, fields in page)
 
 
 def putting(key: str, value: bytes | bytearray | memoryview, expected: int | EllipsisType | None) -> Work[int]:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.census import MINUTE_MS, Allowance
 from duelog.errors import InvalidArgument
+from duelog.replica.takeover import _skipping
+from duelog.store.names import TopicName
 
 DAY_MS = 86_400_000
 START_MS = 1_700_006_400_000 - 1_700_006_400_000 % DAY_MS
@@ -185,3 +187,16 @@ def test_a_row_follows_what_is_not_written_within_a_minute(tmp_path: Path) -> No
         assert [row.consumers for row in store.topic_rows().rows] == [0]
         clock.advance(600_000)
         assert [(row.pending, row.backlog) for row in store.topic_rows().rows] == [(0, 1)]
+
+
+def test_ids_that_a_takeover_passed_over_are_no_messages(tmp_path: Path) -> None:
+    """For the calendar, which counted them, as for `partitions`."""
+    with DelayedStore.open(tmp_path / "store", clock=ManualClock(START_MS)) as store:
+        topic, engine = store.topic("t"), store._engine
+        topic.send_batch([Message(b"", deliver_after=86_400)] * 3)
+        (partition,) = engine.storage.partitions
+        with engine.storage.partitions.lease(partition):
+            engine.writer().write(_skipping(partition, [engine.topics.get(TopicName.parse("t")).topic_id]))
+        assert store.calendar() == store.partitions()
+        (found,) = store.partitions()
+        assert (found.messages, found.pending) == (3, 3)
