@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from duelog.delayed_store import DelayedStore
-from duelog.operations.face_table import FACE, NOT_OFFERED, Row
+from duelog.operations.face_table import FACE, NOT_OFFERED, ONCE, Row
 from duelog.operations.transacted import TRANSACTED
 from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
 from duelog.operations.wire_address import connecting, is_address
@@ -34,7 +34,7 @@ from duelog.store.errors import (
     short_names,
 )
 from duelog.store.log.documents import Documents
-from duelog.store.message import AnyId, Dedup, Message, ReceivedMessage
+from duelog.store.message import Dedup, Message, ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import FoundId, MessageId, MessageIds, position_at
 from duelog.store.received_messages import ReceivedMessages
@@ -165,6 +165,8 @@ def from_table(kind: C) -> C:
 
 
 def _ask(self: Any, row: Row, arguments: Iterable[object] = (), named: dict[str, object] | None = None) -> Any:
+    if row.name in ONCE:
+        return self._store.ask_once(row.name, self._target, tuple(arguments), named or {})
     return self._connection.call(row.name, self._target, tuple(arguments), named, repeated=row.repeated)
 
 
@@ -283,17 +285,8 @@ class ConnectedDocuments(Documents):
     _target = ()
 
     def __init__(self, store: ConnectedStore) -> None:
-        self._store_asked = store
+        self._store = store
         self._connection = store._connection
-
-    def put(self, key: str, value: bytes | bytearray | memoryview, **named: Any) -> int:
-        _signature(Documents.put).bind(self, key, value, **named)
-        version: int = self._store_asked.ask_once("Documents.put", (), [key, value], named)
-        return version
-
-    def delete(self, key: str, **named: Any) -> bool:
-        _signature(Documents.delete).bind(self, key, **named)
-        return bool(self._store_asked.ask_once("Documents.delete", (), [key], named))
 
 
 class ConnectedTransaction(Transaction):
@@ -453,14 +446,6 @@ class ConnectedTopic(Topic):
         named["numbers"] = [self._store._sender, self._store.number(self._target[0], count)]
         ids: Any = self._connection.call(name, self._target, arguments, named, repeated=True)
         return ids if isinstance(ids, MessageIds) or None not in ids else [self._sent(each, None) for each in ids]
-
-    def cancel_key(self, key: str) -> bool:
-        return bool(self._store.ask_once("Topic.cancel_key", self._target, [key], {}))
-
-    def reschedule(self, message_id: AnyId, **named: Any) -> MessageId | None:
-        _signature(Topic.reschedule).bind(self, message_id, **named)
-        found: MessageId | None = self._store.ask_once("Topic.reschedule", self._target, [message_id], named)
-        return found
 
     def producer(self, name: str) -> Producer:
         validate_subscription_name(name, "producer")

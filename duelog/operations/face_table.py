@@ -66,6 +66,12 @@ _REPEATED: dict[str, str] = {
 """Operations besides those that READ that may be done twice, with the same result for what is stored."""
 
 
+ONCE = frozenset(
+    {"DelayedStore.send_batch", "Documents.put", "Documents.delete", "Topic.cancel_key", "Topic.reschedule"}
+)
+"""Operations that a client numbers, so that they are done once however often it asks."""
+
+
 class Row(NamedTuple):
     """One operation: a method, or a property, of a class of the face."""
 

@@ -26,7 +26,7 @@ from duelog.store.position import MessageId
 
 from ..sending.outbox import Numbers, Outbox
 from . import wire_values
-from .face_table import FACE, Row
+from .face_table import FACE, ONCE, Row
 from .operation import Ask, Right
 from .transacted import changed_once, document_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
@@ -311,8 +311,8 @@ class WireCalls:
             elif name == "DelayedStore.transaction":
                 self.answering.answer(number, RESULT, self._transact(arguments, named))
             elif "numbers" in named:
-                once: Callable[..., Any] = _ONCE.get(name, WireCalls._send_numbered)
-                self._result(number, once(self, row, target, arguments, named))
+                once = self._done_once if name in ONCE else self._send_numbered
+                self._result(number, once(row, target, arguments, named))
             else:
                 self._result(number, self._call(row, target, arguments, named))
         except BaseException as error:
@@ -395,19 +395,20 @@ class WireCalls:
             case numbers:
                 raise InvalidArgument("numbers", numbers, "expected [name of a producer, number]")
 
-    def _change_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Make one change, once: `numbers` as of a transaction."""
-        transaction, owner = self._transaction(named), self._owner(row, target)
+    def _done_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Make one change, or send a batch to several topics, once: `numbers` as of a transaction."""
+        owner = self._owner(row, target)
+        if row.name == "DelayedStore.send_batch":
+            return self._send_once(owner, arguments, named)
+        transaction = self._transaction(named)
         _bind(row.name, getattr(type(owner), row.method), [owner, *arguments], named)
         if row.owner == "Documents":
             return document_once(transaction, owner, row.method, arguments, named)
         return changed_once(transaction, row.method, [owner, *arguments], named)
 
-    def _send_once(self, row: Row, target: list[Any], arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Send a batch to several topics, once: `numbers` as of a transaction."""
-        store = self._owner(row, target)
+    def _send_once(self, store: Store, arguments: list[Any], named: dict[str, Any]) -> Any:
         send, arguments = type(store)._send_once, [store, *self._number(named), *arguments]
-        _bind(row.name, send, arguments, named)
+        _bind("DelayedStore.send_batch", send, arguments, named)
         ids = send(*arguments, **named)
         if ids is None:
             raise Disconnected("the messages are stored; their ids were lost with the connection", stored=True)
@@ -527,41 +528,43 @@ class WireCalls:
     def _subscribe(self, number: int, target: Any, arguments: Any, named: Any, *, method: str) -> bool:
         """Attach a consumer, which the client knows by the number that it gives: [number, ...]."""
 
-        def attach() -> None:
-            try:
-                key, *rest = arguments
-                if not isinstance(key, int) or key in self.consumers or len(self.consumers) >= MOST_CONSUMERS:
-                    raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")
-                subscription: Subscription = self._call(FACE[method], target, rest, named)
-                consumer = _Consumer(self, subscription)
-                with self._attaching:
-                    is_late = self._left
-                    if not is_late:
-                        self.consumers[key] = consumer
-                if is_late:
-                    consumer.detach()
-                facts = [subscription.topic, subscription.name, subscription.type, subscription.durable]
-                self.answering.answer(number, RESULT, facts)
-            except BaseException as error:
-                self.fail(number, method, error)
+        def attach() -> list[object]:
+            key, *rest = arguments
+            if not isinstance(key, int) or key in self.consumers or len(self.consumers) >= MOST_CONSUMERS:
+                raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")
+            subscription: Subscription = self._call(FACE[method], target, rest, named)
+            consumer = _Consumer(self, subscription)
+            with self._attaching:
+                is_late = self._left
+                if not is_late:
+                    self.consumers[key] = consumer
+            if is_late:
+                consumer.detach()
+            return [subscription.topic, subscription.name, subscription.type, subscription.durable]
 
-        self.service.loop.pool.submit(attach)
-        return True
+        return self._in_pool(number, method, attach)
 
     def _unsubscribe(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
         consumer = self.consumers.pop(target[0], None) if target and isinstance(target[0], int) else None
         failed = named.get("failed", True) is not False
 
         def leave() -> None:
-            try:
-                if consumer is not None:
-                    consumer.end_credits(ClosedError(f"subscription {consumer.subscription.name!r}"))
-                    consumer.detach(failed=failed)
-                self.answering.answer(number, RESULT, None)
-            except BaseException as error:
-                self.fail(number, "Subscription.close", error)
+            if consumer is not None:
+                consumer.end_credits(ClosedError(f"subscription {consumer.subscription.name!r}"))
+                consumer.detach(failed=failed)
 
-        self.service.loop.pool.submit(leave)
+        return self._in_pool(number, "Subscription.close", leave)
+
+    def _in_pool(self, number: int, name: str, work: Callable[[], object]) -> bool:
+        """Answer a call with what is done by a thread of the pool."""
+
+        def do() -> None:
+            try:
+                self.answering.answer(number, RESULT, work())
+            except BaseException as error:
+                self.fail(number, name, error)
+
+        self.service.loop.pool.submit(do)
         return True
 
 
@@ -576,15 +579,6 @@ _QUICK: dict[str, Callable[[WireCalls, int, Any, Any, Any], bool]] = {
     "Subscription.close": WireCalls._unsubscribe,
 }
 """Calls that are begun in the server's thread; False: it is done as all else is."""
-
-_ONCE: dict[str, Callable[[WireCalls, Row, Any, Any, Any], Any]] = {
-    "DelayedStore.send_batch": WireCalls._send_once,
-    "Topic.cancel_key": WireCalls._change_once,
-    "Topic.reschedule": WireCalls._change_once,
-    "Documents.put": WireCalls._change_once,
-    "Documents.delete": WireCalls._change_once,
-}
-"""Calls with `numbers` that are done once; the others are of numbered batches."""
 
 
 def _outcomes(results: list[tuple[tuple[Answering, int], Any]]) -> None:
