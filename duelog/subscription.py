@@ -116,11 +116,15 @@ class SubscriptionAdmin:
         """`Subscription.seek` of a subscription to which no consumer is attached; raises ConsumerBusy if one is."""
         self._engine.check_writable()
         self._check_there()
+        return self._go_to(to, attached=False)
+
+    def _go_to(self, to: SeekTarget, *, attached: bool) -> Position:
+        """attached: though it has consumers."""
         engine, topic, state = self._engine, self._topic, self._state
         position = engine.target_of(topic, to)
         now_ms = engine.clock.now_ms()
         with state.lock:
-            if state.consumers:
+            if state.consumers and not attached:
                 raise ConsumerBusy(self.topic, self.name, f"it has {state.consumers} consumers")
             position = go_to(topic, state, position, engine.delivery.inline.waiting(topic, now_ms), now_ms)
         self._flush()
@@ -744,16 +748,7 @@ class Subscription:
         What other consumers hold may be delivered twice. Returns the position. Raises InvalidArgument.
         """
         self._check_usable()
-        engine, topic, state = self._engine, self._topic, self._state
-        position, now_ms = engine.target_of(topic, to), self._clock.now_ms()
-        with state.lock:
-            self._dispatcher()
-            position = go_to(topic, state, position, engine.delivery.inline.waiting(topic, now_ms), now_ms)
-        self._flusher.mark(state, self._clock.now_ms())
-        self._flusher.flush()
-        engine.waking.agenda.look_at(topic.topic_id, 0)
-        self._topic.changed()
-        return position
+        return SubscriptionAdmin(self._engine, self._topic, self._state)._go_to(to, attached=True)
 
     def pause(self, until: datetime | int | None = None) -> None:
         """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts.

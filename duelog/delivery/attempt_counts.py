@@ -80,47 +80,36 @@ class AttemptCounts:
 
     def handed_out(self, entries: Mapping[int, BitMap], again: Sequence[tuple[int, int]], batch: int) -> None:
         """A batch was handed out, entries by ledger id. again: positions in it of which a delivery failed before."""
-        by_times: dict[tuple[int, int], BitMap] = {}
         for ledger_id, entry_id in again:
-            failed = self.failed[ledger_id][entry_id]
-            self.failed[ledger_id][entry_id] = failed._replace(batch=batch)
-            by_times.setdefault((ledger_id, failed.times + 1), BitMap()).add(entry_id)
-        if self._log is None:
-            return
-        if by_times:
-            entries = {ledger_id: of_ledger.copy() for ledger_id, of_ledger in entries.items()}
-            for (ledger_id, times), of_times in by_times.items():
-                entries[ledger_id] -= of_times
-                self._log.note(self._subscription_id, ledger_id, of_times, times)
-        for ledger_id, of_ledger in entries.items():
-            if of_ledger:
-                self._log.note(self._subscription_id, ledger_id, of_ledger, 1)
+            self.failed[ledger_id][entry_id] = self.failed[ledger_id][entry_id]._replace(batch=batch)
+        self.log_held(entries)
 
     def log_held(self, entries: Mapping[int, BitMap]) -> None:
         """Tell the delivery log of entries that consumers hold, by ledger id, each with its count."""
         if self._log is None:
             return
         for ledger_id, of_ledger in entries.items():
-            failed = self.failed.get(ledger_id, {})
-            by_times: dict[int, BitMap] = {}
-            known = of_ledger & BitMap(failed) if failed else BitMap()
-            for entry_id in known:
-                by_times.setdefault(failed[entry_id].times + 1, BitMap()).add(entry_id)
-            if len(known) < len(of_ledger):
-                by_times[1] = of_ledger - known
-            for times, of_times in by_times.items():
-                self._log.note(self._subscription_id, ledger_id, of_times, times)
+            known: dict[int, int] = {}
+            if failed := self.failed.get(ledger_id):
+                few = of_ledger if len(of_ledger) < len(failed) else failed
+                known = {each: failed[each].times + 1 for each in few if each in failed and each in of_ledger}
+                self._note(ledger_id, known)
+            if first := of_ledger - BitMap(known) if known else of_ledger:
+                self._log.note(self._subscription_id, ledger_id, first, 1)
 
     def log_unwritten(self) -> None:
         """Tell the delivery log of counts that are not on disk yet."""
+        for ledger_id, block in self._dirty:
+            self._note(ledger_id, {each: failed.times for each, failed in self._of_block(ledger_id, block).items()})
+
+    def _note(self, ledger_id: int, counts: Mapping[int, int]) -> None:
         if self._log is None:
             return
-        for ledger_id, block in self._dirty:
-            by_times: dict[int, BitMap] = {}
-            for entry_id, failed in self._of_block(ledger_id, block).items():
-                by_times.setdefault(failed.times, BitMap()).add(entry_id)
-            for times, of_times in by_times.items():
-                self._log.note(self._subscription_id, ledger_id, of_times, times)
+        by_times: dict[int, BitMap] = {}
+        for entry_id, times in counts.items():
+            by_times.setdefault(times, BitMap()).add(entry_id)
+        for times, of_times in by_times.items():
+            self._log.note(self._subscription_id, ledger_id, of_times, times)
 
     def note_failed(self, ledger_id: int, entries: BitMap, now_ms: int) -> None:
         """A delivery of each of these entries ended at `now_ms` without an acknowledgement."""

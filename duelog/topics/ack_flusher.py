@@ -120,15 +120,27 @@ class AckFlusher:
         if self.log is not None and self.log.worn:
             self.log.carry()
 
-    def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Moves) -> None:
+    def acknowledge_with(self, acknowledged: Sequence[Acknowledged], work: Moves) -> int:
         """Acknowledge entries in the transaction in which `work` writes: all of it is durable, or nothing has changed.
 
         `work` hears, for each of `acknowledged`, which entries are acknowledged by this call alone: of two calls with
-        one entry, one moves it. Raises StoreFull, StoreFailed, InvalidArgument, and what `work` raises.
+        one entry, one moves it. How many those are. Raises StoreFull, StoreFailed, InvalidArgument, and what `work`
+        raises.
         """
+        if not acknowledged:
+            return 0
         reach("acks.before")
         unit = self.acknowledging(acknowledged)
-        self._main.write(lambda transaction: work(transaction, unit(transaction)), makes_space=True)
+
+        def counted(transaction: Transaction) -> int:
+            fresh = unit(transaction)
+            work(transaction, fresh)
+            return sum(len(each) for of_one in fresh for each in of_one.values())
+
+        count = self._main.write(counted, makes_space=True)
+        for topic, subscription, _ in acknowledged:
+            self.acknowledged_in_group(topic, subscription)
+        return count
 
     @staticmethod
     def acknowledging(acknowledged: Sequence[Acknowledged]) -> Work[Sequence[Mapping[int, BitMap]]]:

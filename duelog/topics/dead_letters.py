@@ -44,7 +44,7 @@ from duelog.store.names import MAX_TOPIC_BYTES, TopicName
 from duelog.store.position import MessageId, Position
 
 from ..delivery.position_set import group_by_ledger
-from .ack_flusher import AckFlusher, Acknowledged, Moves
+from .ack_flusher import AckFlusher, Acknowledged
 from .topic_list import Topics
 from .topic_state import SubscriptionState, TopicState
 
@@ -134,7 +134,7 @@ class DeadLetters:
             if dead:
                 grave.log.append_messages(transaction, np.full(len(dead), now_ms, dtype=np.int64), dead, now_ms)
 
-        count = self._acknowledge_with([(topic, subscription, entries)], work)
+        count = self._flusher.acknowledge_with([(topic, subscription, entries)], work)
         with subscription.lock:
             subscription.counts.dead_lettered += count
 
@@ -272,7 +272,7 @@ class DeadLetters:
                         raise UnknownTopic(str(origin.name))
                     append(transaction, rows)
 
-            count = self._acknowledge_with(entries, work)
+            count = self._flusher.acknowledge_with(entries, work)
         self._wake()
         return count
 
@@ -281,22 +281,7 @@ class DeadLetters:
 
         Raises UnknownTopic, StoreFull, StoreFailed; then nothing was dropped.
         """
-        return self._acknowledge_with(self._entries_of(letters), lambda transaction, fresh: None)
-
-    def _acknowledge_with(self, entries: Sequence[Acknowledged], work: Moves) -> int:
-        """Acknowledge what `work` moves, in its transaction; how many entries were not acknowledged before."""
-        count = 0
-
-        def counted(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
-            nonlocal count
-            count = sum(len(each) for of_one in fresh for each in of_one.values())
-            work(transaction, fresh)
-
-        if entries:
-            self._flusher.acknowledge_with(entries, counted)
-        for topic, subscription, _ in entries:
-            self._flusher.acknowledged_in_group(topic, subscription)
-        return count
+        return self._flusher.acknowledge_with(self._entries_of(letters), lambda transaction, fresh: None)
 
     def _entries_of(self, letters: Iterable[DeadLetter]) -> list[Acknowledged]:
         positions: dict[str, list[Position]] = {}

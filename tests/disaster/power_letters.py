@@ -17,7 +17,7 @@ from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message
 from duelog.store.config import Durability
-from duelog.topics.dead_letters import DeadLetters
+from duelog.topics.ack_flusher import AckFlusher
 from duelog.topics.topic_state import SubscriptionState
 from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, START_MS, say
@@ -118,13 +118,13 @@ class Told(Facts):
 
 def letter_apart() -> None:
     """A message is among the letters, or back in its topic, in a transaction before that which takes it away."""
-    together = DeadLetters._acknowledge_with
+    together = AckFlusher.acknowledge_with
 
-    def apart(self: DeadLetters, entries: Any, moves: Any) -> int:
+    def apart(self: AckFlusher, entries: Any, moves: Any) -> int:
         self._main.write(lambda transaction: moves(transaction, [each[2] for each in entries]))
         return together(self, entries, lambda transaction, fresh: None)
 
-    setattr(DeadLetters, "_acknowledge_with", apart)  # noqa: B010 - what mypy does not follow
+    setattr(AckFlusher, "acknowledge_with", apart)  # noqa: B010 - what mypy does not follow
 
 
 def attempts_not_written() -> None:

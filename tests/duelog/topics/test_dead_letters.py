@@ -241,10 +241,10 @@ def test_a_letter_that_two_calls_move_at_once_is_moved_once(
     letters = list(store.dead_letters())
     flush, others = AckFlusher.acknowledge_with, [letters]
 
-    def beside(self: AckFlusher, *arguments: Any) -> None:
+    def beside(self: AckFlusher, *arguments: Any) -> int:
         if others:
             assert store.requeue_dead_letters(others.pop()) == 1
-        flush(self, *arguments)
+        return flush(self, *arguments)
 
     monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
     assert getattr(store, method)(letters) == 0
@@ -263,9 +263,9 @@ def test_a_message_that_was_acknowledged_while_it_was_buried_is_no_letter(
             messages = consumer.receive()
             consumer.nack(messages, delay=0)
 
-        def beside(self: AckFlusher, *arguments: Any) -> None:
+        def beside(self: AckFlusher, *arguments: Any) -> int:
             consumer.ack(messages)
-            flush(self, *arguments)
+            return flush(self, *arguments)
 
         monkeypatch.setattr(AckFlusher, "acknowledge_with", beside)
         assert consumer.receive() == []
