@@ -9,18 +9,16 @@ other. A message with a key never waits in the main log (`inline_delay_ms`), so 
 A send that stores costs one look into the main environment more than one without a key, and a record: a row of the
 group that stores the message.
 
-Messages sent together, to one topic or several, are one atomic group, and are decided on one after the other, as if
-each were sent alone: a key stands for a message of the store, or for one before it in the batch. All keys are looked up
-at once, and are the call's own until its commit ends. Where nothing is cancelled, the messages and the records of their
-keys are one group of the write-ahead log. Where one takes the place of a pending message, all of the batch are appended
-to their partitions first, and one transaction of the main environment cancels, admits and records
-(markers/withdrawal.py); none of them waits inline then.
+Messages sent together, to one topic or several, are one group, and are decided on one after the other, as if each were
+sent alone: a key stands for a message of the store, or for one before it in the batch. All keys are looked up at once,
+and are the call's own until its commit ends. What is sent together with a message that takes the place of a pending one
+(markers/withdrawal.py) never waits inline.
 
 A key has one record at most, in the main environment, so a send finds it by one look, whatever day its message is due.
-It takes no memory and nothing is read when a store is opened. The record is written with the message: in one group of
-the write-ahead log, or in the transaction that admits it. It is moved with the rescheduling of its message. Firing and
-cancelling leave it, but for one that would hold on (`dedup_for`), which cancelling removes: the frontier and the
-cancellations say what has become of a message, and upkeep/reclaiming.py removes the record some time later.
+It takes no memory and nothing is read when a store is opened. The record is written with the message, and is moved with
+the rescheduling of its message. Firing and cancelling leave it, but for one that would hold on (`dedup_for`), which
+cancelling removes: the frontier and the cancellations say what has become of a message, and upkeep/reclaiming.py
+removes the record some time later.
 
 A call that sends or cancels by keys has them for itself from its first look to the end of its commit. What is done
 by id meanwhile (a cancellation, a rescheduling, firing) changes the record in its own transaction, and only if the

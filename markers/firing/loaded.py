@@ -148,7 +148,8 @@ class Loading:
             cancelled = members(raw, fmt.Table.CANCELLED, log.ledger_id)
             admitted = members(raw, fmt.Table.ADMITTED, log.ledger_id)
         log.discard(cancelled)
-        self._admit(log, admitted - cancelled)
+        if restored is not None:
+            self._admit(log, admitted - cancelled)
         damaged: list[int] = []  # first entries of runs that cannot be read, whose length is unknown
         for batch in scan_dues(partition.environment, log.ledger_id, log.tail, tail, admitted):
             if isinstance(batch, DueBatch):
@@ -182,14 +183,13 @@ class Loading:
             yield step
 
     def _admit(self, log: PendingLog, admitted: BitMap) -> None:
-        if not admitted:
-            return
-        ids = np.array(admitted, dtype=np.uint32)
+        """Have what a snapshot covers of conditional entries fire that were admitted after it, by a version before."""
+        ids = np.array([each for each in admitted if each < log.tail], dtype=np.uint32)
         dues = dues_of(self.partition.environment, log.ledger_id, ids)
         for entry_id in ids[dues == UNREADABLE_DUE].tolist():
             name, reason = self.partition.name, "its due time cannot be read"
             self.owner.quarantine(CorruptEntry(name, log.ledger_id, entry_id, reason))
-        log.admit(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])
+        log.restore_admitted(ids[dues != UNREADABLE_DUE], dues[dues != UNREADABLE_DUE])
 
 
 class ReadyQueue:

@@ -143,9 +143,8 @@ class PendingLog:
         """The tail when packing last began."""
         self._packed_to_ms: int | None = None
         self._heard: list[DueBatch] = []
-        self._admitted: list[tuple[UInt32s, Int64s]] = []
         self._cancelled = BitMap()
-        """Entries that came in while it was loading, in order of each kind; a cancellation is the last word."""
+        """Entries that came in, or were cancelled, while it was loading; a cancellation is the last word."""
         self._lock = threading.Lock()
 
     @property
@@ -215,6 +214,14 @@ class PendingLog:
         """
         self._absorb(first_entry, dues)
 
+    def restore_admitted(self, entries: UInt32s, dues: Int64s) -> None:
+        """Conditional entries below the tail that may fire; those that are in the index already, or fired, stay so.
+
+        REQUIRES: it is loading.
+        """
+        self._index.discard(BitMap(entries.tolist()))
+        self._place(entries, dues)
+
     def skip_unreadable(self, limit: int) -> None:
         """The entries from the tail up to `limit` cannot be read: go on after them."""
         with self._lock:
@@ -240,10 +247,8 @@ class PendingLog:
         self._state = LogState.TORN
         for first_entry, dues in heard:
             self._absorb(first_entry, dues)
-        for entries, dues in self._admitted:
-            self._admit(entries, dues)
         self._discard(self._cancelled)
-        self._cancelled, self._admitted = BitMap(), []
+        self._cancelled = BitMap()
         self._state = LogState.LOADED
 
     # -- entries come in -------------------------------------------------------------------------
@@ -251,13 +256,6 @@ class PendingLog:
     def hear(self, first_entry: int, dues: Int64s) -> None:
         """Entries were committed. Called in commit order by the leader of the partition's commits."""
         self._change(lambda: self._heard.append(DueBatch(first_entry, dues)), lambda: self._absorb(first_entry, dues))
-
-    def admit(self, entries: UInt32s, dues: Int64s) -> None:
-        """Conditional entries heard before may fire now; those that are in the index already, late, or fired stay so.
-
-        REQUIRES: no firing since they were appended, so that T is not above them: then one at or before C is late.
-        """
-        self._change(lambda: self._admitted.append((entries, dues)), lambda: self._admit(entries, dues))
 
     def discard(self, entries: BitMap) -> None:
         """Entries were cancelled: they are not fired. While loading it is noted, and done at its end."""
@@ -305,14 +303,10 @@ class PendingLog:
         """Put entries where they belong by the frontier; fired ones are left out. REQUIRES: none is in the index."""
         passed, fired = self.frontier.passes(entries, dues), self.frontier.has_fired(entries, dues)
         late = passed & ~fired
-        if late.any():  # an admitted one may have been read back as well
+        if late.any():
             self._late.add(entries[late], dues[late])
         if not passed.all():
             self._index.add(entries[~passed], dues[~passed])
-
-    def _admit(self, entries: UInt32s, dues: Int64s) -> None:
-        self._index.discard(BitMap(entries.tolist()))
-        self._place(entries, dues)
 
     def _discard(self, entries: BitMap) -> None:
         if entries:
