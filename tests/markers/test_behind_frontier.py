@@ -5,6 +5,7 @@ import random
 import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
+from duelog.store.codec import format as fmt
 from duelog.tools.snapshot_tool import rebuild_snapshots
 from tests.conftest import START_MS, LeadingClock, OpenStore, present
 from tests.proof import length
@@ -151,3 +152,22 @@ def test_random_moves_around_the_frontier_deliver_each_message_once(
     clock.advance(10_000)
     store.tick()
     assert sorted(delivered(store.topic("t"))) == sorted(due_of)
+
+
+def test_what_an_earlier_version_admitted_after_a_snapshot_fires(open_store: OpenStore, clock: LeadingClock) -> None:
+    """It appended the message by a commit, and admitted it by the next, with a snapshot between the two."""
+    store = open_store(config=CONFIG)
+    topic, main = store.topic("t"), store._engine.storage.main
+    topic.subscribe("s").close()
+    topic.send(b"a", deliver_at=START_MS + 1_000)
+    moved = present(topic.reschedule(topic.send(b"b", deliver_at=START_MS + 2_000), deliver_at=START_MS + 3_000))
+    row = fmt.block_key(fmt.Table.ADMITTED, moved.ledger_id, 0)
+    fields = present(main.get(row))
+    main.write(lambda transaction: transaction.delete(row), alone=True)
+    store.close()
+    rebuild_snapshots(store.path, bucket_ms=CONFIG.bucket_ms)
+    store = open_store(config=CONFIG)
+    store._engine.storage.main.write(lambda transaction: transaction.put(row, fields), alone=True)
+    store.close()
+    clock.set(START_MS + 4_000)
+    assert delivered(open_store(config=CONFIG).topic("t")) == [b"a", b"b"]
