@@ -355,7 +355,7 @@ def test_a_put_and_a_call_that_send_one_number_at_once_store_it_once(open_store:
     topic.put(b"x", numbers=("p", 4, 4), done=heard)
     go_on.set()
     thread.join()
-    assert heard.outcomes(1)[0] in (DUPLICATE, sent[0])
+    assert heard.outcomes(1) == [DUPLICATE] or sent == [None]  # who comes second learns no more than that
     assert len(topic.subscribe("s").receive(9, timeout=0)) == 1
 
 
