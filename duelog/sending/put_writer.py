@@ -10,6 +10,7 @@ Messages with deduplication keys are sent as a batch of such, with those that we
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from pyroaring import BitMap64
