@@ -1,6 +1,7 @@
 """Topics of a namespace over HTTP: deleted under clients that use them; their lists hold permits."""
 
 import asyncio
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -214,9 +215,12 @@ async def test_a_client_that_takes_nothing_of_its_list_loses_its_connection(
     monkeypatch.setattr("duelog.broker.admin.application._STALL_S", 0.3)
 
     async with administered(tmp_path / "s", max_message_size=64 << 20) as (broker, rest, store):
-        store.create_topics([f"t{number:05}-{'x' * 300}" for number in range(20_000)])
+        store.create_topics([f"t{number:05}-{'x' * 350}" for number in range(11_000)])
         await limited(broker, Limits(50 << 20, 1_000, 25_000), Limits(50 << 20, 1_000, 25_000))
-        _, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1_000)
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)  # the list does not fit into the system's buffers
+        narrow.connect(("127.0.0.1", int(rest.address.rpartition(":")[2])))
+        _, writer = await asyncio.open_connection(sock=narrow, limit=1_000)
         writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % PATHS[0].encode())
         await writer.drain()
         assert broker._services is not None
