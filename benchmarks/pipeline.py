@@ -122,7 +122,7 @@ def _build(path: Path, n: int, url: str | None) -> None:
         for reader in readers:
             while batch := reader.receive(10_000):
                 reader.ack(batch[::2])
-            reader.close()
+            reader.close(failed=False)
         clock.advance(1_000)
         store.tick()
     if url is not None:

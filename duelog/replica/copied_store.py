@@ -31,7 +31,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable, Publication
 from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import ReplicaDamaged, ReplicaRefused
-from duelog.store.files.directory import make_directory, remove_tree
+from duelog.store.files.directory import remove_tree
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
@@ -206,7 +206,7 @@ def _fetch_main(path: Path, url: str, identity: Identity, manifest: Manifest) ->
 
 def _begin_store(path: Path, identity: Identity) -> None:
     for name in ("partitions", "staging", "trash", DIRECTORY):
-        make_directory(path / name)
+        (path / name).mkdir(parents=True, exist_ok=True)  # not flushed: nothing here outlives a power cut
     write_identity(path, identity)
 
 

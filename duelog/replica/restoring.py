@@ -399,7 +399,9 @@ def download(
     told: how many bytes were read since it was last told.
     """
     target = directory / "data.mdb" if file.ledger is None else body_file(directory, file.ledger)
-    make_directory(target.parent)
+    if flush:
+        make_directory(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
     pieces = bucket.download(file.name)
     if pieces is None:
         raise ReplicaDamaged(bucket.url, file.name, "is missing")
