@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from duelog.partitions.partition import partition_path
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.clock import SystemClock
 from duelog.store.codec import format as fmt
+from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import PartitionRecord, PartitionState
 from duelog.store.config import MIB, StoreConfig
 from duelog.store.env.body_file import body_file
@@ -409,7 +409,7 @@ def download(
     with target.open("wb") as written:
         for piece in pieces:
             written.write(piece)
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
+            size, crc = size + len(piece), crc32(piece, crc)
             told(len(piece))
         if flush:
             written.flush()
