@@ -256,8 +256,8 @@ def test_a_disk_is_full_once_there_is_no_space_for_a_small_segment(small_disk: P
 
 
 def test_a_partition_for_which_there_is_no_space_is_made_when_there_is(small_disk: Path, clock: ManualClock) -> None:
-    """A send that would make a partition on a full disk is StoreFull, leaves nothing behind, and passes."""
-    ballast = small_disk / "ballast"
+    """What is sent to it on a full disk stands in the log; a checkpoint without space leaves nothing behind."""
+    ballast, partitions = small_disk / "ballast", small_disk / "store" / "partitions"
     with DelayedStore.open(small_disk / "store", CONFIG, clock=clock) as store:
         topic = store.topic("a")
         topic.send(b"first")
@@ -265,13 +265,13 @@ def test_a_partition_for_which_there_is_no_space_is_made_when_there_is(small_dis
             while file.write(bytes(4096)):
                 pass
         for hour in range(3):
-            with pytest.raises(StoreFull):
-                topic.send(b"x", deliver_after=3_600 * (hour + 1))
-        assert list((small_disk / "store" / "staging").iterdir()) == []
-        ballast.unlink()
-        for hour in range(3):
             topic.send(b"x", deliver_after=3_600 * (hour + 1))
-        assert store.stats().pending == 3
+            with pytest.raises(StoreFull):
+                store._engine.writer().apply_all()
+        assert [*(small_disk / "store" / "staging").iterdir(), *partitions.iterdir()] == []
+        ballast.unlink()
+        store._engine.writer().apply_all()
+        assert (store.stats().pending, len(list(partitions.iterdir()))) == (3, 3)
         assert list(store.check(deep=True)) == []
 
 
