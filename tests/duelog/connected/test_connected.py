@@ -6,6 +6,7 @@ import asyncio
 import errno
 import inspect
 import os
+import signal
 import socket
 import sys
 import threading
@@ -43,6 +44,8 @@ from duelog.errors import (
 )
 from duelog.operations import wire_calls, wire_client, wire_peer, wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
+from duelog.operations.wire import Frames
+from duelog.operations.wire_client import Connection
 from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
 from duelog.sending.producer import Producer
@@ -244,6 +247,77 @@ def test_what_came_by_a_connection_that_ended_takes_back_no_later_delivery(tmp_p
         assert consumer.ack([old.position], durable=True) == 1
         assert consumer.nack(new) == 0
         assert store.topic("t").stats().sent == 0
+
+
+def reading_alone(connected: DelayedStore) -> Connection:
+    """A connection whose own thread reads nothing, as a call was alone again and again."""
+    for _ in range(20):
+        connected.topic("t").exists()
+    connection: Connection = connected._connection  # type: ignore[attr-defined]
+    return connection
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection's thread that leaves reading to calls, however long the machine takes between them."""
+    monkeypatch.setattr(wire_client, "_QUIET_S", 60.0)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_call_alone_reads_its_own_answer_and_one_among_others_does_not(
+    store: DelayedStore, connected: DelayedStore
+) -> None:
+    """No other thread wakes first; while a receiver waits that reads, another call's answer comes by it."""
+    connection = reading_alone(connected)
+    before = connection._attended
+    for _ in range(20):
+        connected.topic("t").send(b"x")
+    assert connection._attended - before == 20
+    consumer = connected.topic("u").subscribe("s")
+    receiver = threading.Thread(target=lambda: consumer.ack(consumer.receive(timeout=20)))
+    receiver.start()
+    while not connection._is_read:
+        pass
+    connected.topic("u").send(b"x")
+    receiver.join()
+    assert store.topic("u").subscription("s").stats().acknowledged == 1
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("amid", [False, True])
+def test_an_interrupt_while_a_call_waits_changes_nothing_and_one_amid_an_answer_begins_a_connection(
+    store: DelayedStore, connected: DelayedStore, monkeypatch: pytest.MonkeyPatch, amid: bool
+) -> None:
+    """Bytes that have come would be lost; what was under way is decided as ever, and calls go on."""
+    connection, receive = reading_alone(connected), Frames.receive
+    consumer = connected.topic("t").subscribe("s")
+
+    def interrupted(self: Frames, *given: Any) -> Any:
+        found = receive(self, *given)
+        if self is connection._frames and threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(Frames, "receive", receive)
+            raise KeyboardInterrupt
+        return found
+
+    def interrupt() -> None:
+        while not connection._is_read:
+            pass
+        if amid:
+            monkeypatch.setattr(Frames, "receive", interrupted)
+            store.topic("t").send(b"x")
+        else:
+            signal.pthread_kill(present(threading.main_thread().ident), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        consumer.receive()
+    interrupting.join()
+    assert connected.topic("t").exists()
+    assert connection.count == amid
+    if not amid:
+        store.topic("t").send(b"x")
+    assert [message.payload for message in consumer.receive(timeout=20)] == [b"x"]
 
 
 def test_a_receiver_of_pushed_messages_waits_and_is_woken(store: DelayedStore) -> None:
