@@ -6,6 +6,7 @@ from ..admin.http_request import HttpError, Request
 from ..lookup.resources import Resources
 from ..lookup.topic_address import TopicAddress, partition_name
 from ..protocol.loop_calls import Workers
+from ..tenancy.namespace_policies import existing_namespace
 
 TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = TOPICS + "/{topic}"
@@ -29,10 +30,7 @@ class TopicFinder:
 
     def namespace(self, request: Request) -> str:
         """`tenant/namespace`, which exists. Raises HttpError 404, and 412 for a bundle that is not all of it."""
-        namespace, bundle = request.namespace, request.path.get("bundle", _BUNDLE)
-        if self._resources.namespaces.get(namespace) is None:
-            cure = f"PUT /admin/v2/namespaces/{namespace} makes it, with the topics that the store has of it"
-            raise HttpError(404, f"namespace {namespace} does not exist; {cure}")
+        namespace, bundle = existing_namespace(self._resources, request), request.path.get("bundle", _BUNDLE)
         if bundle != _BUNDLE:
             raise HttpError(412, f"bundle={bundle!r:.200}: a namespace is one, {_BUNDLE}")
         return namespace

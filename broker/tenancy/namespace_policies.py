@@ -182,7 +182,8 @@ def existing_namespace(resources: Resources, request: Request) -> str:
     """The namespace of a path. HttpError 404 if there is none."""
     namespace = request.namespace
     if resources.namespaces.get(namespace) is None:
-        raise HttpError(404, f"namespace {namespace} does not exist")
+        cure = f"PUT /admin/v2/namespaces/{namespace} makes it, with the topics that the store has of it"
+        raise HttpError(404, f"namespace {namespace} does not exist; {cure}")
     return namespace
 
 

@@ -14,6 +14,7 @@ something that is sealed was left out (`filtered`).
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,28 +113,28 @@ class Export:
         if not self.has(name):
             return 0
         path = self.directory / self.manifest["tables"][name]
-        return int(_read(path, lambda: pq.read_metadata(path)).num_rows)
+        with _reading(path):
+            return int(pq.read_metadata(path).num_rows)
 
     def message_batches(self, file: ExportedFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of one file of messages, some at a time; without the topic, which is the file's."""
         yield from self._batches(self.directory / file.path, columns)
 
     def _batches(self, path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        try:
-            with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
-        except (OSError, pa.ArrowException) as error:
-            raise DamagedStore(path, f"cannot be read: {error}") from error
+        with _reading(path), pq.ParquetFile(path) as file:
+            yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
 
     def messages(self, file: ExportedFile, columns: list[str] | None = None) -> pa.Table:
         """The rows of one file; the topic is the file's. Raises DamagedStore."""
         path = self.directory / file.path
-        return _read(path, lambda: pq.ParquetFile(path).read(columns=columns))
+        with _reading(path):
+            return pq.ParquetFile(path).read(columns=columns)
 
 
-def _read(path: Path, read: Any) -> Any:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        return read()
+        yield
     except (OSError, pa.ArrowException) as error:
         raise DamagedStore(path, f"cannot be read: {error}") from error
 

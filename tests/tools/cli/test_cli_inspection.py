@@ -319,7 +319,7 @@ def test_every_table_of_the_format_has_its_key_decoded() -> None:
 
 
 NOT_THERE: list[tuple[list[str], str]] = [
-    (["--partition", "20990101T000000Z"], "there is none"),
+    (["--partition", "20990101T000000Z"], "has no directory"),
     (["--partition", "../../etc"], "not of the form"),
     (["--table", "nope"], "FRONTIER"),
     (["--table", "RUN", "--ledger", "1"], "not together"),
