@@ -283,7 +283,7 @@ class ReadTransaction:
     Runs are merged by store/log/scan.py.
     """
 
-    __slots__ = ("changed", "cursor", "id", "raw", "read_bodies", "stat", "unapplied")
+    __slots__ = ("changed", "cursor", "id", "raw", "read_bodies", "unapplied")
 
     def __init__(self, raw: lmdb.Transaction, unapplied: Unapplied, read_bodies: ReadBodies | None = None) -> None:
         """`read_bodies`: None where no bodies are read."""
@@ -293,7 +293,6 @@ class ReadTransaction:
         self.changed: dict[bytes, Entry] | None = None
         """Small records as a group under way leaves them, in place of what `unapplied` has."""
         self.cursor: Callable[[], lmdb.Cursor] = raw.cursor
-        self.stat = raw.stat
         self.id: Callable[[], int] = raw.id
 
     def _entry(self, key: bytes) -> Entry:

@@ -13,71 +13,21 @@ the directory then misses nothing: where there is none, no row had been applied 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import cast
 
 import lmdb
 
-
-class _VacantCursor:
-    """A cursor that finds nothing."""
-
-    def _nowhere(self, *_: object) -> bool:
-        return False
-
-    set_range = first = last = next = prev = _nowhere
-
-    def key(self) -> bytes:
-        return b""
-
-    value = key
-
-    def item(self) -> tuple[bytes, bytes]:
-        return b"", b""
-
-    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-        return iter(())
-
-
-class _VacantTransaction:
-    """A read transaction without rows, older than the first commit."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to end."""
-
-    def get(self, key: bytes, default: Any = None) -> Any:
-        return default
-
-    def cursor(self) -> _VacantCursor:
-        return _VacantCursor()
-
-    def stat(self) -> dict[str, int]:
-        return dict.fromkeys(("psize", "depth", "branch_pages", "leaf_pages", "overflow_pages", "entries"), 0)
-
-    def id(self) -> int:
-        return 0
-
-    def abort(self) -> None:
-        """Nothing to end."""
+from ..files.pages import FewPages
 
 
 class _VacantLmdb:
-    """The calls of lmdb.Environment that an environment makes before its first commit."""
+    """The calls of lmdb.Environment that an `Environment` makes before its first commit."""
 
-    def begin(self, *, buffers: bool) -> _VacantTransaction:
-        return _VacantTransaction()
-
-    def stat(self) -> dict[str, int]:
-        return _VacantTransaction().stat()
+    def begin(self, *, buffers: bool) -> FewPages:
+        return FewPages([])
 
     def info(self) -> dict[str, int]:
-        return {"last_txnid": 0, "last_pgno": -1}
+        return {"last_txnid": 0}
 
     def set_mapsize(self, size: int) -> None:
         """No map to change."""

@@ -458,7 +458,7 @@ def read_values(directory: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 class FewPages:
-    """The rows of a file, read like a transaction of LMDB; of a long value the first bytes."""
+    """The rows of a file, or none, read like a transaction of LMDB; of a long value the first bytes."""
 
     def __init__(self, rows: list[tuple[bytes, bytes]]) -> None:
         self.rows = rows
@@ -470,9 +470,21 @@ class FewPages:
     def cursor(self) -> RowCursor:
         return RowCursor(self.rows)
 
+    def id(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> FewPages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
 
 class RowCursor:
-    """A cursor over the rows, with those methods of LMDB's that recovery needs."""
+    """A cursor over the rows, with those methods of LMDB's that readers use."""
 
     def __init__(self, rows: list[tuple[bytes, bytes]]) -> None:
         self._rows = rows
@@ -492,6 +504,17 @@ class RowCursor:
         """Go back a row; False: there is none."""
         self._at -= 1
         return self._at >= 0
+
+    def next(self) -> bool:
+        """Go on a row; False: there is none."""
+        self._at += 1
+        return self._at < len(self._rows)
+
+    def item(self) -> tuple[bytes, bytes]:
+        return self._rows[self._at]
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(self._rows)
 
     def key(self) -> bytes:
         return self._rows[self._at][0]

@@ -156,11 +156,11 @@ def test_a_lease_reads_on_and_the_next_one_reads_the_new_generation(store: Delay
         assert adopts(store)
         assert partition.environment is old
         with old.read() as raw:
-            assert raw.stat()["entries"]
+            assert raw.raw.stat()["entries"]
         with partitions.lease(partition):
             assert partition.environment.path.name == "g000002"
             with old.read() as raw:  # both are open
-                assert raw.stat()["entries"]
+                assert raw.raw.stat()["entries"]
         assert not old._closed
     assert old._closed
     assert partition.environment.path.name == "g000002"
@@ -422,11 +422,11 @@ def test_a_lease_reads_on(beside: Beside) -> None:
         old = partition.environment
         beside.adopt()
         with old.read() as raw:
-            before = raw.stat()["entries"]
+            before = raw.raw.stat()["entries"]
         beside.read_all()
         assert partition.environment.path.name == "g000002"
         with old.read() as raw:
-            assert raw.stat()["entries"] == before
+            assert raw.raw.stat()["entries"] == before
     assert old._closed
 
 

@@ -170,7 +170,7 @@ def test_a_kernel_that_refuses_fails_no_commit(opened: Open, monkeypatch: pytest
         fill(environment, 200)
     assert len(refused) > 3 or where == "no such call"
     with environment.read() as raw:
-        assert raw.stat()["entries"] == 200
+        assert raw.raw.stat()["entries"] == 200
 
 
 def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls: Calls) -> None:
@@ -180,7 +180,7 @@ def test_eviction_waits_for_readers_and_loses_nothing_by_it(opened: Open, calls:
         writer = Thread(target=fill, args=(environment, 100))
         writer.start()
         writer.join()
-        assert raw.stat()["entries"] == 0
+        assert raw.raw.stat()["entries"] == 0
         assert calls == []
     fill(environment, 16, 100)
     assert len(calls) == 1
@@ -204,7 +204,7 @@ def test_copying_a_file_has_the_kernel_read_it_first_as_far_as_a_quarter_of_memo
     assert joined(calls.ranges(file, FETCH)) == (0, min(size, physical // 4))
     assert size > 100_000
     with opened("copy", create=False).read() as raw, environment.read() as own:
-        assert raw.stat()["entries"] == own.stat()["entries"]
+        assert raw.raw.stat()["entries"] == own.raw.stat()["entries"]
 
 
 @pytest.mark.parametrize("fault", ["missing file", "refused", "missing call"])

@@ -195,7 +195,7 @@ def test_a_sealed_generation_is_read_beside_the_process_that_has_the_store_open(
             open_generation(found[0], identity_of(tmp_path / "store").store_id) as environment,
             environment.read() as raw,
         ):
-            assert raw.stat()["entries"] > 0
+            assert raw.raw.stat()["entries"] > 0
         assert sorted(path.name for path in found[0].path.iterdir()) == before
 
 
