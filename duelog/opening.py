@@ -30,7 +30,7 @@ from duelog.partitions.followed_set import FollowedPartitionSet
 from duelog.partitions.partition_set import PartitionSet, Storage
 from duelog.store.clock import Clock, StoreClock
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import PartitionInfo, PartitionRecord, PartitionState
+from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.codec.run import RunLimits
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
@@ -49,17 +49,14 @@ from duelog.store.policy import policy_records
 from duelog.store.policy.policies import of_config
 from duelog.store.wal.environment_rows import EnvironmentRows, LedgerRows, rows_by_environment
 from duelog.store.wal.followed_wal import FollowedWal
-from duelog.store.wal.segment import MAIN, Group, Row, RowKind
+from duelog.store.wal.segment import MAIN, Group
 from duelog.store.wal.wal_reader import DIRECTORY, WalContent, flush_wal, read_wal
-from duelog.store.wal.write_batch import add_row
+from duelog.store.wal.write_batch import add_row, registered_by
 
 STORE_VERSION = 2
 """Version of a store as a whole; a store of another version is refused."""
 
 _OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
-
-
-_PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
 
 
 class Identity(NamedTuple):
@@ -449,13 +446,6 @@ class Replay:
                 with partitions.glance(partition) as raw:
                     refuse_ahead(partition.path, raw, partition.memtable.publication.position)
                     fill(self._path, partition.name, raw, partition.memtable, rows)
-
-
-def registered_by(row: Row) -> int | None:
-    """The start of the partition that a row for the main environment registers: no later one says that it is open."""
-    if row.kind != RowKind.RECORD or not row.key.startswith(_PARTITIONS):
-        return None
-    return fmt.trailing_u64(row.key) if PartitionRecord.unpack(bytes(row.value)).state is PartitionState.OPEN else None
 
 
 def fill(path: Path, name: str, raw: Reads, memtable: Memtable, rows: EnvironmentRows) -> None:

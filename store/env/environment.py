@@ -124,8 +124,7 @@ class Environment:
         evicts: drop written pages from the page cache until `stop_evicting` is called (page_cache.py).
         listeners: they hear of its commits and of its failure.
         memtable: the rows of the write-ahead log that are not applied to it yet.
-        follow: reads those rows where another process writes them. It is vacant (vacant.py) where there is no
-            directory and there are rows.
+        follow: reads those rows where another process writes them, and tells whether it has yet to make the directory.
         before_commit: called by the leader of each commit, before LMDB commits.
         make: makes the directory, for the first commit; until then the environment is vacant. None: it is there.
 
@@ -173,7 +172,7 @@ class Environment:
         self._occupying = threading.Lock()
         self._env = VACANT
         self._map_bytes = map_bytes
-        if make is None and (follow is None or self._is_there() or not follow()(-1)):
+        if make is None and (follow is None or self._is_there() or not follow.is_registered()):
             self._occupy()
 
     # -- vacant, and not ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import lmdb
 from sortedcontainers import SortedSet
@@ -195,8 +195,15 @@ class Unapplied(NamedTuple):
 Look = Callable[[int], Unapplied]
 """Gives the rows of groups after the one at a place, which is the last that a read transaction finds applied."""
 
-Follow = Callable[[], Look]
-"""Reads what another process has put into the write-ahead log of an environment; before the transaction begins."""
+
+class Follow(Protocol):
+    """Reads what another process has put into the write-ahead log of an environment."""
+
+    def __call__(self) -> Look:
+        """Look at the log, before the transaction begins."""
+
+    def is_registered(self) -> bool:
+        """True while the log has the registration of the environment's partition (vacant.py)."""
 
 
 class Publication:

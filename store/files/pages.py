@@ -495,6 +495,10 @@ class RowCursor:
         self._at = bisect_left(self._rows, (key, b""))
         return self._at < len(self._rows)
 
+    def first(self) -> bool:
+        """Go to the first row; False: there is none."""
+        return self.set_range(b"")
+
     def last(self) -> bool:
         """Go to the last row; False: there is none."""
         self._at = len(self._rows) - 1

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ..env.memtable import Follow, Look, Unapplied
 from ..files.system_errors import explained
-from .segment import Group, Row
+from .segment import MAIN, Group, Row
 from .wal_reader import DIRECTORY, WalFollower
-from .write_batch import BatchRow, add_row, rows_by_log
+from .write_batch import BatchRow, add_row, registered_by, rows_by_log
 
 _BEYOND = 1 << 64
 """Past the place of every group."""
@@ -43,13 +44,15 @@ class FollowedWal:
 
     def of(self, start_ms: int) -> Follow:
         """Return the reader of rows of a partition's environment, or of the main one (MAIN)."""
-        return partial(self._look, start_ms)
+        return _FollowedRows(self, start_ms)
 
-    def has_rows(self, start_ms: int) -> bool:
-        """True while it has rows of an environment, which is vacant then where it has no directory."""
-        return bool(self._look(start_ms)(-1))
+    def registers(self, start_ms: int) -> bool:
+        """True while it has the registration of a partition, which is vacant then where it has no directory."""
+        with self._lock, explained(self._path):
+            self._read_on()
+            return any(registered_by(row) == start_ms for _, row in self._rows.get(MAIN, ()))
 
-    def _look(self, start_ms: int) -> Look:
+    def look(self, start_ms: int) -> Look:
         with self._lock, explained(self._path):
             self._read_on()
             return partial(self._unapplied, start_ms, self._rows.get(start_ms, [])[:])
@@ -89,3 +92,16 @@ class FollowedWal:
             with self._lock:
                 self._made[start_ms] = applied, last, made
         return made
+
+
+class _FollowedRows(NamedTuple):
+    """The rows of one environment in the log."""
+
+    wal: FollowedWal
+    start_ms: int
+
+    def __call__(self) -> Look:
+        return self.wal.look(self.start_ms)
+
+    def is_registered(self) -> bool:
+        return self.wal.registers(self.start_ms)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..codec.bits import BitChange, Bits, bits_of
 from ..codec.bodies import Buffer
-from ..codec.format import run_key, split_run_key
+from ..codec.format import PartitionRecord, PartitionState, Table, run_key, split_run_key, trailing_u64
 from ..codec.run import HEADER, has_bodies, set_apart
 from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..config import KIB
@@ -308,6 +308,13 @@ def add_row(unapplied: Unapplied, row: Row | BatchRow) -> None:
         unapplied.add_record(row.key, None)
     else:
         unapplied.change_bits(row.key, bit_change(row))
+
+
+def registered_by(row: Row | BatchRow) -> int | None:
+    """The start of the partition that a row registers, or None. No later record says that a partition is open."""
+    if isinstance(row, BatchRow) or row.start_ms != MAIN or row.kind != RowKind.RECORD or row.key[0] != Table.PARTITION:
+        return None
+    return trailing_u64(row.key) if PartitionRecord.unpack(bytes(row.value)).state is PartitionState.OPEN else None
 
 
 def bit_change(row: Row) -> BitChange:

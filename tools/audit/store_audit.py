@@ -186,7 +186,7 @@ def missing_findings(store: Path, facts: StoreFacts, wal: FollowedWal) -> Iterat
         is_there = (path / "data.mdb").is_file
         if record.state is PartitionState.DELETING or is_there():
             continue
-        if record.state is not PartitionState.OPEN or not (wal.has_rows(start_ms) or is_there()):
+        if record.state is not PartitionState.OPEN or not (wal.registers(start_ms) or is_there()):
             address = f"partition {partition_name(start_ms)}"
             yield start_ms, finding("missing-partition", address, f"{path.relative_to(store)}/data.mdb is not there")
 
