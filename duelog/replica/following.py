@@ -142,8 +142,7 @@ class Standby:
                 last = self._read_on()
             if last is None or last.kind != FENCE or last.maker.opening != self._owner.opening:
                 return False
-            self._lead(last)
-            return True
+            return self._lead(last)
 
     def _read_on(self) -> LogObject | None:
         """Apply what is new; the last object, None where there is none yet."""
@@ -213,12 +212,13 @@ class Standby:
         with suppress(AlreadyThere):
             self._bucket.append(fence.seq, fence.pack())
 
-    def _lead(self, fence: LogObject) -> None:
-        """Put the store in its place. Raises ReplicaRefused where others have led behind the fence, which came late."""
+    def _lead(self, fence: LogObject) -> bool:
+        """Put the store in its place; False where others have led behind the fence, which came late: it follows on."""
         manifests = self._bucket.manifests()
         if self._restoring is None or (manifests and manifests[-1] >= fence.seq):
             self._restoring = None
-            raise ReplicaRefused(self._bucket.url, f"{log_name(fence.seq)} came too late: another leads by now")
+            _log.warning("%s: %s came too late: another leads by now", self._path, log_name(fence.seq))
+            return False
         self._restoring.finish(fence.end >> 32)
         Shipped(self._bucket.url, (self._owner.opening,), fence.epoch, new_line=True).write(self._staged)
         with suppress(FileNotFoundError):
@@ -226,3 +226,4 @@ class Standby:
         move(self._staged, self._path)
         (self._path / MARK).unlink()  # behind the move: what has no mark is not ours to remove
         _log.warning("%s leads in epoch %d", self._path, fence.epoch)
+        return True

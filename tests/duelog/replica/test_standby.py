@@ -184,6 +184,26 @@ def test_a_fence_whose_answer_is_lost_is_found(
     leader.close()
 
 
+def test_a_standby_whose_fence_came_late_follows_on(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock
+) -> None:
+    """Others have led, and pruned what lies behind it. Before, its process failed."""
+    two, three = (standby(bucket, tmp_path / name, elapsed) for name in ("two", "three"))
+    elapsed.now_s += LEASE_MS / 1000 + 1
+    assert three.step()
+    fence = bucket.numbers()[-1]
+    with DelayedStore.open(tmp_path / "three", CONFIG, clock=clock) as store:
+        store.topic("a").send(b"later", deliver_after=DAY_S)
+        ship(store)
+        shipping_of(store).make_manifest()
+        ship(store)
+        bucket.delete([log_name(fence)])
+        assert not two.step()
+        assert not two.step()
+        assert two.epoch >= 2
+    leader.close()
+
+
 def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(
     leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, elapsed: Elapsed, clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
