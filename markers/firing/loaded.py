@@ -269,11 +269,9 @@ class LoadedPartitions:
         self.bucket_ms = self.storage.config.bucket_ms
         self.logs: dict[int, dict[int, PendingLog]] = {}
         self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
-        self._stepping = False
-        """True during a step of loading; an interrupted step leaves it so, and the partition is loaded again."""
         self._leased: set[int] = set()
         self.unsure = False
-        """True when firing, or looking for the next log, was interrupted: see `recover`."""
+        """True during a step of loading or firing, or a look for the next log, and once one was broken off."""
         self.saving = Saving(self.storage, self.suspensions)
         self._to_pack: dict[PendingLog, None] = {}
         """Logs with so much in them that it is worth it to `pack`; added to by appends, by single operations."""
@@ -337,38 +335,36 @@ class LoadedPartitions:
         if self._loading is None:
             raise BrokenInvariant("no partition is being loaded")
         partition, steps = self._loading
-        self._stepping = True
+        self.unsure = True
         try:
             done = next(steps, None) is None
             if done:
                 self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
                 self._to_pack.update((log, None) for log in logs if log.is_worth_packing)
                 self._loading = None
-            self._stepping = False
-            return done
         except BaseException:
             self.recover()
             raise
+        self.unsure = False
+        return done
 
     def recover(self) -> None:
-        """Have memory follow the disk after an interrupt: torn logs are forgotten, and loaded again.
+        """Have memory follow the disk after an interrupt: what is loading, or torn, is forgotten, and loaded again.
 
         REQUIRES: nothing is being fired.
         """
-        if self._stepping and self._loading is not None:
+        if not self.unsure:
+            return
+        if self._loading is not None:
             self.unload(self._loading[0])
             self._loading = None
-        self._stepping = False
-        if self.unsure:
-            for start_ms, logs in list(self.logs.items()):
-                partition = self.storage.partitions.get(start_ms)
-                if partition is not None and not all(log.whole for log in list(logs.values())):
-                    self.unload(partition)
-                    if self.is_loading(partition):
-                        self._loading = None
-            logs_left = [log for logs in list(self.logs.values()) for log in list(logs.values())]
-            self.ready.arm_anew([log for log in logs_left if self.exists(log.topic_id)])
-            self.unsure = False
+        for start_ms, logs in list(self.logs.items()):
+            partition = self.storage.partitions.get(start_ms)
+            if partition is not None and not all(log.whole for log in list(logs.values())):
+                self.unload(partition)
+        logs_left = [log for logs in list(self.logs.values()) for log in list(logs.values())]
+        self.ready.arm_anew([log for log in logs_left if self.exists(log.topic_id)])
+        self.unsure = False
 
     def is_loading(self, partition: Partition) -> bool:
         return self._loading is not None and self._loading[0] is partition
