@@ -233,7 +233,7 @@ class Excerpt(NamedTuple):
     main: CopiedEnvironment | None
     catalog: Catalog
     part: CopiedEnvironment | None
-    kept: str = ""
+    kept: str
 
     @contextmanager
     def fetched(self) -> Iterator[Path]:
@@ -256,7 +256,7 @@ class Excerpt(NamedTuple):
 
     def _take_main(self, main: CopiedEnvironment, path: Path) -> None:
         """Have a copy of the main environment, which a machine fetches once for all tasks of a Spark application."""
-        kept, scratch = Path(self.kept or "/nowhere"), _scratch()
+        kept, scratch = Path(self.kept), _scratch()
         if not kept.exists() and scratch is not None:
             content = crc32(f"{main.url} {main.manifest.seq} {main.place}".encode())
             kept = Path(scratch) / f"duelog-main-{main.manifest.store_id.hex()}-{content:08x}"

@@ -18,9 +18,13 @@ pytest.importorskip("obstore")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
+from duelog.replica.bucket import Bucket
+from duelog.replica.copied_store import open_copy
 from duelog.tools.arrow import open_tables
 from duelog.tools.audit import audit_store
+from duelog.tools.columns.copy_tables import plan_copy, scan_copy
 from duelog.tools.columns.main_tables import TABLES
+from duelog.tools.columns.scan_plan import Wanted
 from duelog.tools.compact_store import compact_store
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
@@ -204,6 +208,29 @@ def test_an_object_that_is_damaged_or_missing_is_named(copied: Copied, tmp_path:
     log.write_bytes(log.read_bytes()[:-1])
     with pytest.raises(ReplicaDamaged, match=log.name):
         audit_store(Path(copied.url))
+
+
+def test_a_machine_of_executors_fetches_main_once_for_all_tasks(
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the directory of the Spark application, where tasks leave nothing else."""
+    with open_copy(copied.url) as copy:
+        tasks = [task for table in ("messages", "pending") for task in plan_copy(copy, table, Wanted())]
+    fetched: list[str] = []
+    original = Bucket.download
+
+    def download(bucket: Bucket, name: str) -> Iterator[bytes] | None:
+        fetched.append(name)
+        return original(bucket, name)
+
+    monkeypatch.setattr(Bucket, "download", download)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "scratch"))
+    rows = sum(batch.num_rows for task in tasks for batch in scan_copy(task, ["topic"]))
+    assert rows > len(copied.built.sealed)
+    assert len([name for name in fetched if name.startswith("files/main")]) == 1
+    assert len(fetched) == len({*fetched}) > 3
+    assert [path.name.startswith("duelog-main-") for path in (tmp_path / "scratch").iterdir()] == [True]
 
 
 def test_a_copy_of_another_format_is_refused(copied: Copied) -> None:
