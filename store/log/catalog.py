@@ -162,9 +162,9 @@ def add_topic(transaction: Transaction, name: str, now_ms: int) -> TopicRecord:
     if fields is not None:
         return TopicRecord.unpack(fields)
     record = TopicRecord(take_numbers(transaction, TOPICS), max(now_ms, 0))
-    transaction.put(key, record.pack())
+    add_ledger(transaction, record.topic_id, now_ms)  # first: by the others it is found, beside the writing thread too
     transaction.put(fmt.topic_name_key(record.topic_id), name.encode())
-    add_ledger(transaction, record.topic_id, now_ms)
+    transaction.put(key, record.pack())
     return record
 
 

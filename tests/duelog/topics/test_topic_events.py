@@ -11,7 +11,9 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, TopicEvent, aio
 from duelog.errors import ClosedError, InvalidArgument, ResourceShortage, UnknownTopic
+from duelog.store.env.memtable import Records
 from duelog.store.files import failpoints
+from duelog.store.names import TopicName
 from tests.conftest import OpenStore, in_threads
 from tests.duelog.aio.test_aio import in_a_loop
 from tests.duelog.side_by_side import crashed, in_wal
@@ -81,6 +83,21 @@ def test_of_many_that_create_a_topic_one_has_made_it(open_store: OpenStore) -> N
         in_threads(create for _ in range(6))
         assert sorted(made) == [False] * 5 + [True]
     assert ears.wait(10) == [("created", f"t{number}") for number in range(10)]
+
+
+def test_a_topic_that_is_being_created_is_found_whole_or_not_at_all(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that looks between two records of the group had been told that it has no open ledger."""
+    found, add = list[bool](), Records.__setitem__
+
+    def looked_at(records: Records, key: bytes, entry: Any) -> None:
+        add(records, key, entry)
+        found.append(store._engine.topics.find(TopicName.parse("t")) is not None)
+
+    monkeypatch.setattr(Records, "__setitem__", looked_at)
+    assert store.topic("t").create()
+    assert (found[0], found[-1]) == (False, True)
 
 
 def test_every_way_in_which_a_topic_comes_and_goes_is_heard_in_order(open_store: OpenStore) -> None:
