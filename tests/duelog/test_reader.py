@@ -229,3 +229,23 @@ def test_a_reader_survives_no_restart(open_store: OpenStore, store: DelayedStore
     reader.ack(reader.receive(4), durable=True)
     store.close()
     assert received(open_store(config=CONFIG).topic("t").reader(name="r")) == SEND
+
+
+def test_a_reader_seeks_gives_back_and_acknowledges_as_a_subscription_does(topic: Topic) -> None:
+    """All in memory."""
+    topic.subscribe("keeps").close()
+    topic.send_payloads(SEND)
+    reader = topic.reader()
+    batch = reader.receive(10)
+    assert reader.nack(batch[:2], delay=0) == 2
+    assert [(message.payload, message.redelivery_count) for message in reader.receive(10)] == [
+        (SEND[0], 1),
+        (SEND[1], 1),
+    ]
+    assert reader.ack_cumulative(batch[3]) == 4
+    reader.seek(batch[2])
+    assert received(reader) == SEND[2:]
+    reader.seek("latest")
+    assert received(reader) == []
+    with pytest.raises(InvalidArgument):
+        reader.retry_later(batch[0], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, Message
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message
 from duelog.errors import DelayTooLong, InvalidArgument
 from duelog.store.policy.policies import DELAY_FIELDS
 from tests.conftest import START_MS, OpenStore
@@ -71,3 +71,28 @@ def test_a_deleted_topic_leaves_no_policies_behind(open_store: OpenStore) -> Non
     store.delete_topic("t")
     assert store.policies(topic="t") is None
     assert due_ms(store, "t", deliver_after=60) == START_MS + 60_000
+
+
+def test_a_retry_is_held_to_the_maximum_and_the_tick_and_not_put_off_by_a_fixed_delay(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It is a delay that a client asks for; one that is refused leaves the message with its consumer."""
+    store = open_store()
+    topic = store.topic("t")
+    with topic.subscribe("s") as consumer:
+        topic.send(b"x")
+        (message,) = consumer.receive(1)
+        store.set_policies(Policies(tick_time_ms=1_000, max_delivery_delay_ms=5_000, fixed_delivery_delay_ms=60_000),
+                           topic="t")  # fmt: skip
+        with pytest.raises(DelayTooLong) as caught:
+            consumer.retry_later(message, 5.001)
+        assert (caught.value.asked_ms, caught.value.limit_ms) == (5_001, 5_000)
+        assert consumer.stats().backlog == 1
+        consumer.retry_later(message, 2.5)
+        assert [found.due_ms for found in topic.scheduled()] == [START_MS + 3_000]
+        clock.advance(3_000)
+        (message,) = consumer.receive(1)
+        store.set_policies(Policies(active=False), topic="t")
+        consumer.retry_later(message, 100)
+        consumer.ack(consumer.receive(1))
+        assert consumer.stats().backlog == 0

@@ -299,3 +299,26 @@ def test_after_a_group_that_failed_nothing_of_its_requests_is_appended(
     assert len(appended) == 1
     assert [type(request.error) for request in requests] == [StoreFailed, StoreFailed]
     store.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("where", ["group", "end of a segment"])
+def test_a_flush_that_fails_closes_the_store_for_writing(
+    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, where: str, number: int
+) -> None:
+    """The state of the disk is unknown then; acknowledged messages are there when it is opened again."""
+    sent = {send(store, 0): b"0"}
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        patch.setattr(os, "fdatasync", fail)
+        patch.setattr(os, "pwritev", fail)
+        act = functools.partial(send, store, 1) if where == "group" else writer(store).apply_all
+        with pytest.raises(StoreFailed):
+            act()
+    with pytest.raises(StoreFailed):
+        send(store, 2)
+    store.close()
+    assert sent.items() <= held(open_store(config=CONFIG)).items()

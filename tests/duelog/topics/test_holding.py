@@ -1,7 +1,7 @@
 """The messages that one consumer may hold, and for how long; pauses, for ever and until a time."""
 
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -133,3 +133,19 @@ def test_check_finds_the_end_of_a_pause_of_no_subscription(store: DelayedStore) 
     store._engine.storage.main.write(lambda transaction: transaction.put(fmt.pause_key(9), fmt.pack_u64(5)))
     store.close()
     assert [finding.code for finding in check_store(store.path)] == ["pause-without-subscription"]
+
+
+def test_what_is_extended_comes_again_when_that_is_over(store: DelayedStore, clock: ManualClock) -> None:
+    """The others by the timeout; a second extension takes the place of the first."""
+    consumer = holding(store)
+    first, _ = consumer.receive(2)
+    clock.advance(900)
+    assert consumer.extend(first) == 1
+    clock.advance(100)
+    assert received(consumer) == [b"1"]
+    clock.advance(800)
+    assert consumer.extend([first], timedelta(seconds=5)) == 1
+    clock.advance(4_999)
+    assert received(consumer) == [b"1"]
+    clock.advance(1)
+    assert [message.redelivery_count for message in consumer.receive(2)] == [1]

@@ -4,9 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, DelayedStore, Message, Policies, StoreConfig, Subscription
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.errors import InvalidArgument, PoliciesChanged
 from tests.conftest import OpenStore
+from tests.duelog.consuming import received
 
 FACES = True
 
@@ -94,3 +95,44 @@ def test_policies_of_a_subscription_go_with_it_and_with_its_topic(store: Delayed
         assert store.effective_policies("t", "s").ttl_ms == 0
         store.delete_topic("t")
         assert store.all_policies() == {}
+
+
+def test_a_running_subscription_follows_an_acknowledgement_timeout(store: DelayedStore, clock: ManualClock) -> None:
+    """Switched on for what is held already, made shorter for what was handed out before, switched off again."""
+    consumer = sent(store, "t", "s", 2)
+    assert received(consumer) == [b"0", b"1"]
+    clock.advance(HOUR_MS)
+    store.update_policies(topic="t", ack_timeout_ms=HOUR_MS)
+    clock.advance(HOUR_MS - 1)
+    assert received(consumer) == []
+    clock.advance(1)
+    assert received(consumer) == [b"0", b"1"]
+    clock.advance(1_000)
+    store.update_policies(namespace="public/default", ack_timeout_ms=5)
+    assert received(consumer) == []
+    store.update_policies(topic="t", ack_timeout_ms=1_000)
+    assert received(consumer) == [b"0", b"1"]
+    store.update_policies(topic="t", ack_timeout_ms=0)
+    clock.advance(100 * HOUR_MS)
+    assert received(consumer) == []
+
+
+def test_a_subscription_has_policies_of_its_own(store: DelayedStore, clock: ManualClock) -> None:
+    """Redeliveries, dead-letter topic, backoff and time to live by subscription; the other goes by its topic."""
+    store.set_policies(Policies(max_redeliveries=0, nack_backoff_ms=0), topic="t")
+    store.set_policies(Policies(max_redeliveries=-1, nack_backoff_ms=50), topic="t", subscription="patient")
+    store.set_policies(Policies(dead_letter_topic="graves"), topic="t", subscription="hasty")
+    store.topic("graves").subscribe("digger").close()
+    hasty, patient = sent(store, "t", "hasty"), sent(store, "t", "patient", 0)
+    for consumer in (hasty, patient):
+        consumer.nack(consumer.receive(1))
+    assert received(hasty) == []
+    with store.topic("graves").subscribe("digger") as digger:
+        assert received(digger) == [b"0"]
+    assert received(patient) == []
+    clock.advance(50)
+    assert received(patient) == [b"0"]
+    effective = store.effective_policies("t", "patient")
+    assert effective.set_at["nack_backoff_ms"] == "subscription patient of topic persistent://public/default/t"
+    own = store.all_policies()[effective.set_at["nack_backoff_ms"]]
+    assert own == Policies(max_redeliveries=-1, nack_backoff_ms=50)

@@ -1,6 +1,8 @@
 """An environment: commits, what fails in them and in opening, and what its guards keep from happening."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -532,3 +534,33 @@ def test_alone_at_once_does_not_wait_for_readers() -> None:
         assert not entered.wait(0.05)
     reader.join()
     assert entered.is_set()
+
+
+def test_a_read_only_environment_refuses_writing(environment: Environment) -> None:
+    """Also beside nothing at all."""
+    path = environment.path
+    environment.close()
+    reader = Environment(path, name="main", read_only=True)
+    with pytest.raises(ClosedError, match="read-only"):
+        reader.write(putting(KEY, b"v"))
+    reader.close()
+
+
+def test_a_reader_follows_a_map_that_another_process_has_grown(tmp_path: Path) -> None:
+    """A read-only environment with a small map sees what a writer put past its end."""
+    path = tmp_path / "main"
+    with_small_map = Environment(path, name="main", map_bytes=1 << 20, create=True)
+    with_small_map.write(putting(KEY, b"old"))
+    with_small_map.close()
+    reader = Environment(path, name="main", map_bytes=1 << 20, read_only=True)
+    assert reader.get(KEY) == b"old"
+    program = (
+        "import sys; from pathlib import Path; from duelog.store.env.environment import Environment\n"
+        "writer = Environment(Path(sys.argv[1]), name='main', map_bytes=1 << 20)\n"
+        "for n in range(64): writer.write(lambda t, n=n: t.put(b'\\x01%d' % n, bytes(65536)))\n"
+        "writer.write(lambda t: t.put(b'\\x01key', b'new')); writer.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    assert reader.get(KEY) == b"new"
+    assert reader.get(b"\x0163") == bytes(65536)
+    reader.close()
