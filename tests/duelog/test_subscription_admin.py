@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, PublishedAt, StoreConfig, Topic
+from duelog import DelayedStore, ManualClock, Message, PublishedAt, StoreConfig, Topic
 from duelog.markers import reader
 from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscription, UnknownTopic
 from duelog.store.log import scan
@@ -114,3 +114,16 @@ def test_bad_input_and_what_is_gone_have_their_answers(store: DelayedStore, topi
     store.close()
     with pytest.raises(ClosedError):
         admin.peek()
+
+
+def test_peeking_and_skipping_beside_consumers(topic: Topic) -> None:
+    """Messages that a consumer holds are shown, and skipped: they do not come again, and the next do."""
+    consumer = topic.subscribe("s", type="key_shared")
+    topic.send_batch([Message(payload, key="k") for payload in SEND])
+    held = consumer.receive(2)
+    admin = topic.subscription("s")
+    assert [message.payload for message in admin.peek(3)] == SEND[:3]
+    assert admin.skip(3) == 3
+    assert consumer.nack(held, delay=0) == 0
+    assert received(consumer) == SEND[3:]
+    assert (admin.name, admin.topic) == ("s", topic.name)

@@ -1,5 +1,6 @@
 """Making snapshots anew from the logs: as the engine would have written them, whatever was there before."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from duelog.store.codec.format import Table, run_key, seal, unseal
 from duelog.store.codec.run import RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import InvalidArgument, UnknownTopic
+from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
 from tests.conftest import START_MS, OpenStore, present
@@ -216,3 +217,21 @@ def test_listing_says_why_a_snapshot_is_not_used(store: DelayedStore) -> None:
     states = {(each.state, each.usable) for each in list_snapshots(store.path)}
     assert states == {("damaged", False)}
     assert all("checksum" in each.reason for each in list_snapshots(store.path))
+
+
+def test_a_store_that_is_open_is_refused(store: DelayedStore, open_store: OpenStore) -> None:
+    """Rebuilding and verifying take the store's lock; listing looks on."""
+    open_store(config=CONFIG)
+    refused: list[str] = []
+
+    def try_it() -> None:
+        for tool in (rebuild_snapshots, verify_snapshots):
+            try:
+                tool(store.path)
+            except StoreLocked:
+                refused.append(tool.__name__)
+
+    thread = threading.Thread(target=try_it)
+    thread.start()
+    thread.join()
+    assert refused == ["rebuild_snapshots", "verify_snapshots"]

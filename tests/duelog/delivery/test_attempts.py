@@ -141,3 +141,22 @@ def test_a_log_of_another_boot_or_store_tells_nothing(tmp_path: Path, monkeypatc
     assert [*read_log(file, b"s" * 16)] == []
     monkeypatch.setattr(delivery_log, "boot_id", lambda: b"b" * 16)
     assert [*read_log(file, b"s" * 16)] == []
+
+
+def test_what_is_in_flight_counts_at_a_crash_and_not_at_a_close(
+    open_store: OpenStore, store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path
+) -> None:
+    """In flight for the first and for the second time, waiting, acknowledged, and not handed out at all."""
+    consumer = topic.subscribe("s", type="shared")
+    topic.send_payloads([b"again", b"waits", b"done", b"first", b"new"])
+    again, waits, done, _ = consumer.receive(4)
+    consumer.nack(again, delay=0)
+    consumer.nack(waits, delay=60)
+    consumer.ack(done, durable=True)
+    assert [message.payload for message in consumer.receive(1)] == [b"again"]
+    with crashed(store, tmp_path / "crashed", clock) as found:
+        assert counts(found) == {b"again": 2, b"waits": 1, b"first": 1, b"new": 0}
+        assert list(found.check(deep=True)) == []
+    store.close()
+    assert log_files(store.path) == []
+    assert counts(open_store(config=CONFIG)) == {b"again": 1, b"waits": 1, b"first": 0, b"new": 0}

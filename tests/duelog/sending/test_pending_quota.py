@@ -191,3 +191,14 @@ def test_a_quota_is_of_topics_not_of_subscriptions(store: DelayedStore) -> None:
     """A subscription has no messages of its own."""
     with pytest.raises(InvalidArgument, match="max_pending"):
         store.set_policies(Policies(max_pending=1), topic="t", subscription="s")
+
+
+def test_a_key_that_is_replaced_needs_no_place(store: DelayedStore) -> None:
+    """Its message goes; another key is refused."""
+    limited(store, 1)
+    topic = store.topic("t")
+    topic.send(b"old", deliver_after=LATER, dedup_key="k")
+    topic.send(b"new", deliver_after=LATER, dedup_key="k", replace=True)
+    with pytest.raises(QuotaExceeded):
+        topic.send(b"x", deliver_after=LATER, dedup_key="another")
+    assert [message.payload for message in topic.scheduled()] == [b"new"]

@@ -6,7 +6,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Subscription
+from duelog import DelayedStore, ManualClock, Subscription, Topic
+from duelog.errors import StoreFull
+from duelog.markers.pending_entries import PendingEntries
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import Timetable
 from tests.conftest import START_MS, OpenStore, Plant
@@ -107,3 +109,38 @@ def test_the_first_occurrence_is_after_now_even_on_the_very_instant() -> None:
     nine = int(datetime(2027, 1, 1, 9, tzinfo=UTC).timestamp() * 1000)
     assert table.after(nine - 1, 0) == nine
     assert table.after(nine, 0) == nine + DAY_MS
+
+
+def test_a_removed_schedule_is_gone_with_its_occurrence(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
+    """And what was never there cannot be paused, resumed or removed."""
+    topic.every("beat", interval=3_600)
+    assert topic.remove_schedule("beat")
+    assert not topic.remove_schedule("beat")
+    assert topic.pause_schedule("beat") is None
+    assert topic.resume_schedule("beat") is None
+    assert topic.schedules() == []
+    with topic.subscribe("s") as consumer:
+        assert step(store, consumer, clock, START_MS + DAY_MS, HOUR_MS) == []
+
+
+def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
+    open_store: OpenStore, store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is there; the next tick, or the next start, does it again."""
+    store.topic("t").every("beat", interval=3_600, payload=b"x")
+
+    def full(*_: object) -> None:
+        raise StoreFull(store.path, "made up")
+
+    clock.advance(HOUR_MS)
+    monkeypatch.setattr(PendingEntries, "_append", full)
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            store.tick()
+    monkeypatch.undo()
+    store.close()
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        dues = received(store, consumer)
+        dues += step(store, consumer, clock, START_MS + 4 * HOUR_MS, HOUR_MS)
+    assert dues == [START_MS + count * HOUR_MS for count in range(1, 5)]

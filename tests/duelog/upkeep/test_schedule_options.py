@@ -480,3 +480,41 @@ def test_schedules_without_any_of_this_fire_as_before_and_look_for_nothing(
         for _ in itertools.repeat(None, 4):
             clock.advance(HOUR_MS)
             assert len(received(store, consumer)) == 2
+
+
+@pytest.mark.parametrize(
+    ("misfires", "grace", "expected"),
+    [
+        ("first", None, hours(1)),
+        ("all", None, hours(*range(1, 11))),
+        ("latest", None, hours(10)),
+        ("skip", None, []),
+        ("skip", 30 * 60, hours(10)),
+        ("skip", 30 * 60 - 0.001, []),
+        ("skip", 2.5 * 3_600, hours(8, 9, 10)),
+        ("latest", 2.5 * 3_600, hours(10)),
+        ("latest", 9.5 * 3_600, hours(*range(1, 11))),
+        ("skip", 9.5 * 3_600, hours(*range(1, 11))),
+    ],
+)
+def test_of_what_a_stop_of_ten_hours_missed_comes_what_the_schedule_says(
+    open_store: OpenStore,
+    store: DelayedStore,
+    clock: ManualClock,
+    misfires: Misfires,
+    grace: float | None,
+    expected: list[int],
+) -> None:
+    """Then it goes on in step; each message names the time that it is of, and was due then."""
+    store.topic("t").every("s", interval=3_600, misfires=misfires, grace=grace)
+    store.topic("t").subscribe("s").close()
+    store.close()
+    clock.advance(10 * HOUR_MS + HOUR_MS // 2)
+    store = open_store()
+    with store.topic("t").subscribe("s") as consumer:
+        got = received(store, consumer)
+        assert nominals(got) == expected
+        assert [message.due_ms for message in got] == expected
+        assert received(store, consumer) == []
+        clock.advance(HOUR_MS // 2)
+        assert nominals(received(store, consumer)) == hours(11)

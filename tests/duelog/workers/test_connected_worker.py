@@ -141,3 +141,29 @@ def test_processes_of_the_command_share_the_work_and_one_that_is_killed_is_begun
     assert said.count(b"worker w starts") == 3
     assert said.count(b"worker w ends") == 2
     assert b"has ended with status -9: another takes its place" in said
+
+
+def test_a_connected_worker_runs_retries_buries_and_stops(store: DelayedStore) -> None:
+    """As one of an open store: its attempts are counted, its last error is the dead letter's reason."""
+    worker, seen, done = Worker(store.path, connect=True), list[tuple[bytes, int]](), threading.Event()
+
+    @worker.task("t", retries=1, backoff=0.01)
+    def handle(message: TaskMessage) -> None:
+        seen.append((message.payload, message.retries))
+        if message.payload == b"bad":
+            raise ValueError("no")
+        done.set()
+
+    for payload in (b"bad", b"good"):
+        store.topic("t").send(payload)
+    with worker:
+        assert done.wait(WAIT_S)
+        dead = store.topic("t").subscription("worker")
+        for _ in range(WAIT_S * 200):
+            if dead.stats().dead_lettered:
+                break
+            threading.Event().wait(0.005)
+    assert sorted(seen) == [(b"bad", 0), (b"bad", 1), (b"good", 0)]
+    (letter,) = store.dead_letters()
+    assert (letter.payload, letter.reason, letter.attempts) == (b"bad", "ValueError: no", 2)
+    assert store.topic("t").subscription("worker").stats().backlog == 0

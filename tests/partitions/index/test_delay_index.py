@@ -250,3 +250,12 @@ def test_copying_goes_on_past_buckets_that_hold_nothing_below_the_limit() -> Non
     append(column, index, [50])
     append(column, index, [offset for offset in range(0, 50, 10) for _ in range(3)])
     assert as_dict(gathered(index.cut(1))) == {CUT_MS + 50: {0}}
+
+
+def test_a_bucket_restored_in_overlapping_pieces_counts_each_entry_once(column: Column) -> None:
+    """Pieces of one bucket are united, and the count is that of the union."""
+    column.put(0, [START_MS + 9, START_MS + 8, START_MS + 7])
+    pieces = [(START_MS, BitMap([0, 1])), (START_MS, BitMap()), (START_MS, BitMap([1, 2]))]
+    index = DelayIndex.from_buckets(pieces, column, start_ms=START_MS)
+    index._check()
+    assert len(index) == 3
