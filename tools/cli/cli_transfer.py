@@ -327,6 +327,7 @@ def drain(
     from ... import DelayedStore, StoreConfig, SystemClock
     from ...engine import open_engine
     from ...opening import stored_span_ms
+    from ...operations.wire_address import is_address
     from ...store.names import TopicName
 
     try:
@@ -335,7 +336,7 @@ def drain(
         raise InvalidArgument("drain", error.name, "is not installed; pip install 'duelog[drain]'") from error
     require_store(store)
     topics = [TopicName.parse(each) for each in topic] if topic else None
-    to_store = not to.startswith("pulsar")
+    to_store = is_address(to) or "://" not in to
     if to_store and Path(to).absolute() == store.absolute():
         raise InvalidArgument("--to", to, "expected another store")
     target: DrainTarget = (StoreTarget if to_store else PulsarTarget)(to, token=token, trust=trust)

@@ -127,8 +127,11 @@ def test_a_drain_that_is_killed_and_run_again_has_each_message_there_once(broker
 
 
 def test_what_keeps_a_drain_from_beginning_is_one_line(tmp_path: Path) -> None:
-    """An address of another kind, a store that is not there."""
-    assert "--to='http://x:1': expected pulsar://" in refused("drain", *_store(tmp_path), "--to", "http://x:1")
+    """An address of another kind, a store that is not there, one that nobody serves, this one itself."""
+    (path,) = _store(tmp_path)
+    assert "--to='http://x:1': expected pulsar://" in refused("drain", path, "--to", "http://x:1")
+    assert "no process serves this store" in refused("drain", path, "--to", str(tmp_path / "other"))
+    assert "expected another store" in refused("drain", path, "--to", str(path))
     assert "there is no such directory" in refused("drain", tmp_path / "none", "--to", "pulsar://x:1")
 
 
