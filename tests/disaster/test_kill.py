@@ -160,7 +160,7 @@ MUTANTS = {
     "released_before_applying": ("wal.released", "never got"),
     "no_replay": ("wal.after", "was given out for"),
     "replays_what_is_applied": ("wal.part", "entries were lost"),
-    "group_in_parts": ("wal.ended", "has no open ledger"),
+    "group_in_parts": ("wal.ended", "never got"),
     "numbers_left_out": (AMONG_NUMBERS_AT, "and as"),
     "keys_left_out": ("wal.before", "was sent with the key"),
     "deletions_forgotten": ("delete.removed", "names a partition that is not in the catalog"),
