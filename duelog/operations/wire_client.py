@@ -169,8 +169,8 @@ class Connection:
         self._room = buffer()
         self._turn = threading.Lock()
         """Held to change who reads: the next three fields."""
-        self._is_read = False
-        """True while a thread reads, and where there is nothing to be read."""
+        self._reader: object = None
+        """The call whose thread reads, or the connection: its own thread does, or there is nothing to be read."""
         self._attended = 0
         """How often a call's thread has begun to read."""
         self._rests = False
@@ -247,7 +247,7 @@ class Connection:
         if not self._reading:
             self._reading = True
             threading.Thread(target=self._run, name="duelog-connection", daemon=True).start()
-        self._pass_on()
+        self._pass_on(self)
         self._changed.notify_all()
         return True
 
@@ -401,33 +401,36 @@ class Connection:
             called = self._called.acquire(timeout=-1 if self._rests else _QUIET_S)
             with self._turn:
                 is_quiet, seen = self._attended == seen, self._attended
-                self._rests = self._is_read and is_quiet
-                mine = not self._is_read and (is_quiet or self._closed or (called and bool(self._calls)))
-                self._is_read |= mine
+                self._rests = self._reader is not None and is_quiet
+                mine = self._reader is None and (is_quiet or self._closed or (called and bool(self._calls)))
+                if mine:
+                    self._reader = self
             if mine:
                 self._alone = 0
                 self._read(lambda: self._alone >= _ALONE and not self._calls, waits=int)
-                self._pass_on()
+                self._pass_on(self)
         return self._broken
 
     def _attend(self, call: Call) -> None:
         """Read until a call is finished, where no other is under way; else see to it that the thread reads."""
-        mine = False
         try:
             with self._turn:
-                mine = not (self._is_read or call.finished or len(self._calls) > 1)
-                self._attended += mine
-                if not (mine or self._is_read):
+                if self._reader is None and (call.finished or len(self._calls) > 1):
                     self._call_thread()
-                self._is_read |= mine
-            if mine:
+                elif self._reader is None:
+                    self._attended += 1
+                    self._reader = call
+            if self._reader is call:
                 self._read(lambda: call.finished, waits=self._readable.poll)
         finally:
-            if mine:
-                self._pass_on()
+            try:
+                self._pass_on(call)
+            except BaseException:  # an interrupt as it began
+                self._pass_on(call)
+                raise
 
     def _read(self, is_over: Callable[[], bool], waits: Callable[[], object]) -> None:
-        """Read answers. REQUIRES: `_is_read` was set by this thread.
+        """Read answers. REQUIRES: `_reader` was set by this thread.
 
         waits: until there is something. An interrupt of that does nothing, one amid an answer ends the connection,
         which is made again.
@@ -451,13 +454,14 @@ class Connection:
             if amid and self._broken is None:
                 self._broken = "a thread was interrupted amid an answer"
 
-    def _pass_on(self) -> None:
-        """Read no more; the connection's thread does where something is under way."""
-        with self._turn:
-            self._is_read = self._broken is not None
-            if self._is_read or self._rests or self._calls:
-                self._rests = False
-                self._call_thread()
+    def _pass_on(self, reader: object) -> None:
+        """Have who reads read no more; the connection's thread does where something is under way."""
+        if self._reader is reader:
+            with self._turn:
+                self._reader = None if self._broken is None else self
+                if self._reader is self or self._rests or self._calls:
+                    self._rests = False
+                    self._call_thread()
 
     def _call_thread(self) -> None:
         with suppress(RuntimeError):  # it is called already

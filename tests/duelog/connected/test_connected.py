@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
+import itertools
+import linecache
 import os
 import signal
 import socket
@@ -13,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -276,7 +278,7 @@ def test_a_call_alone_reads_its_own_answer_and_one_among_others_does_not(
     consumer = connected.topic("u").subscribe("s")
     receiver = threading.Thread(target=lambda: consumer.ack(consumer.receive(timeout=20)))
     receiver.start()
-    while not connection._is_read:
+    while connection._reader is None:
         pass
     connected.topic("u").send(b"x")
     receiver.join()
@@ -300,7 +302,7 @@ def test_an_interrupt_while_a_call_waits_changes_nothing_and_one_amid_an_answer_
         return found
 
     def interrupt() -> None:
-        while not connection._is_read:
+        while connection._reader is None:
             pass
         if amid:
             monkeypatch.setattr(Frames, "receive", interrupted)
@@ -318,6 +320,41 @@ def test_an_interrupt_while_a_call_waits_changes_nothing_and_one_amid_an_answer_
     if not amid:
         store.topic("t").send(b"x")
     assert [message.payload for message in consumer.receive(timeout=20)] == [b"x"]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_an_interrupt_anywhere_in_a_call_that_reads_leaves_the_reading_to_others(connected: DelayedStore) -> None:
+    """At each line of what begins and ends it: nobody would have read again."""
+    connection, answers = reading_alone(connected), list[bool]()
+    codes = {function.__code__ for function in (Connection._attend, Connection._pass_on, Connection._read)}
+    for at in itertools.count(1):
+        left, place = at, ""
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal left, place
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+            if frame.f_code in codes and event in ("call", "line") and not line.startswith(("with ", "try:")):
+                left, place = left - 1, line
+                if not left:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            connected.topic("t").exists()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        other = threading.Thread(target=lambda: answers.append(connected.topic("t").exists()), daemon=True)
+        other.start()
+        other.join(timeout=30)
+        assert len(answers) == at, f"nobody reads after an interrupt at {place}"
+        if left > 0:
+            break
+        reading_alone(connected)
+    assert at > 20
+    assert connection._reader is None
 
 
 def test_a_receiver_of_pushed_messages_waits_and_is_woken(store: DelayedStore) -> None:
