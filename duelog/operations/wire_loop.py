@@ -117,7 +117,7 @@ class WireLoop:
             try:
                 self._turn()
                 for _ in range(_ROUNDS):  # what has come meanwhile is written together with it
-                    if not self._serve(0):
+                    if self._ended or not self._serve(0):  # a client taken after the end would never be told of it
                         break
             except Exception as error:
                 self._failed(error)

@@ -135,7 +135,7 @@ def request(
 ) -> list[bytes]:
     """Write a request, in pieces: payloads are not copied."""
     if len(arguments) == 1 and type(arguments[0]) is bytes:
-        return [pack([number, name, target, arguments, named], others)]
+        return [pack([number, name, target, [*arguments], named], others)]
     batches = [type(each) in (list, tuple) and len(each) > 1 and set(map(type, each)) for each in arguments]
     if not any(batches):
         return [pack([number, name, target, [columns(each, others) for each in arguments], named], others)]
