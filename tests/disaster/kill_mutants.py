@@ -7,6 +7,7 @@ engine as it is.
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,12 @@ def _split_firing(frontier_first: bool) -> None:
 
     def wrap(commit: Any) -> Any:
         def split(self: Any, *arguments: Any) -> None:
-            main = self._main
-            self._main = _SplitMain(main, frontier_first)
+            storage = self._storage
+            self._storage = replace(storage, main=_SplitMain(storage.main, frontier_first))
             try:
                 commit(self, *arguments)
             finally:
-                self._main = main
+                self._storage = storage
 
         return split
 

@@ -192,7 +192,7 @@ def test_the_commands_prepare_show_restore_and_prune(s3: str, tmp_path: Path) ->
         end = present(opened._engine.shipping).state().place - 1
     found = json_of("restore", url, tmp_path / "restored", "--check")
     assert (found["findings"], found["place"] >= end) == (0, True)
-    assert "restored" in ok("restore", url, tmp_path / "group", "--group", end)
+    assert "restored" in ok("restore", url, tmp_path / "group", "--group", found["place"])
     assert "restorable:" in ok("replica", "status", url)
     assert json_of("replica", "prune", url, "--retention", "1d") == {"manifests": 0, "log_objects": 0, "files": 0}
     ok("init", tmp_path / "other")
