@@ -400,7 +400,7 @@ class SnapshotStats:
 def stats_of(
     partition: Partition, main: Reads, raw: Reads, topics: int, entries: int, now_ms: int
 ) -> PartitionStats | None:
-    """What is known without looking at what is pending; None: it is being deleted. entries: of all logs."""
+    """Figures that ask nothing of what is pending; None: it is being deleted. entries: of all logs."""
     record = catalog.partition(main, partition.start_ms)
     if record is None or record.state is PartitionState.DELETING:
         return None

@@ -83,7 +83,7 @@ class _Kept:
     _occurrence: Occurrence
     _failure: str
     _connection: int
-    """Of a connected store: by which connection it came (`Connection.count`)."""
+    """The connection by which it came to a connected store (`Connection.count`)."""
 
     @property
     def properties(self) -> dict[str, str]:

@@ -265,7 +265,7 @@ class Run:
         self.bodies_at: int | None = None
         """Where its bodies begin in the body file; None: they are in the run."""
         self._data: memoryview | bytes | None = value
-        """What its bodies lie in, from `_at` on; None of a body file until they are asked for."""
+        """The bytes in which its bodies lie, from `_at` on; None of a body file until they are asked for."""
         self._at = self._bodies
         self._read = read
         end = self._bodies + (0 if version == RUN_VERSION else APART_BYTES)

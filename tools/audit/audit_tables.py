@@ -281,7 +281,7 @@ class Audit:
     disk: dict[str, int] = field(default_factory=dict)
     """Bytes that the store takes on disk, by part (`disk_parts`); of an export or a copy none."""
     group: int | None = None
-    """Of a copy: the last group of the log that it has; `group_ms`: that was written by then."""
+    """The last group of the log that a copy has; `group_ms`: that was written by then."""
     group_ms: int = 0
 
 

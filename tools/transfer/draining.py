@@ -47,7 +47,7 @@ AT_ONCE = 512
 """Entries that are sent before they are cancelled together."""
 
 STORE_AT_ONCE = 4_096
-"""As AT_ONCE, to another store of duelog."""
+"""Entries that are sent before they are cancelled together, where another store of duelog takes them."""
 
 STRIPES = 32
 """Producers of one partition log, and threads. Never another number: entries would change their producer."""
