@@ -87,7 +87,7 @@ class _StagedLog:
     def committed(self) -> None:
         """Have memory know that the entries are durable."""
         for first, dues in self._appended:
-            self._partition.heard(self._log, first, np.asarray(dues, dtype=np.int64))
+            self._partition.heard(self._log, first, dues)
 
 
 def partition_path(store: Path, start_ms: int, generation: int) -> Path:
@@ -361,14 +361,14 @@ class Partition:
         staged.took(np.full(1, HELD, dtype=np.int64))
         transaction.insert_run(fmt.run_key(log.ledger_id, last), value, 1)
 
-    def heard(self, log: PartitionLog, first: int, dues: Int64s) -> None:
+    def heard(self, log: PartitionLog, first: int, dues: Int64s | list[int]) -> None:
         """Have memory know that entries of a log are durable. For the leader, in the order of appends."""
         log.registered = True
         log.ledger.entries = first + len(dues)
         self.received += len(dues)
         listener = self.listener
         if listener is not None:
-            listener(log, first, dues)
+            listener(log, first, np.asarray(dues, dtype=np.int64))
 
     @property
     def has_unapplied(self) -> bool:
