@@ -32,6 +32,7 @@ from duelog.partitions.partition import Partition
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.stats import Figures
 from duelog.store.codec.frontier import HELD
+from duelog.store.codec.run import fields_of_message
 from duelog.store.errors import TransactionConflict
 from duelog.store.log.managed_ledger import ManagedLedger, Segment, _StagedLog
 from duelog.store.policy.pending_quotas import PendingQuotas
@@ -85,10 +86,10 @@ def forgets_what_was_rescheduled(patch: Patch) -> None:
     """The index does not hear of the entry that takes the place of another."""
     add_message, add = Partition.add_message, Partition.add
 
-    def added_one(self: Partition, *arguments: Any) -> int:
-        if len(arguments) > 4:
-            arguments = (*arguments[:5], HELD)
-        return add_message(self, *arguments)
+    alone = len(fields_of_message(0, 0, b""))
+
+    def added_one(self: Partition, rows: Any, log: Any, heard_ms: int, fields: bytes, body: bytes) -> int:
+        return add_message(self, rows, log, HELD if len(fields) > alone else heard_ms, fields, body)
 
     def added(self: Partition, *arguments: Any) -> int:
         if len(arguments) > 5:
@@ -393,7 +394,7 @@ def requeues_for_later_without_effect(patch: Patch) -> None:
 
     def without_admitting(self: DeadLetters, letters: Any, delay_ms: int = 0) -> int:
         with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(PendingEntries, "append", lambda *_: {})
+            meanwhile.setattr(PendingEntries, "_append", lambda *_: 0)
             return requeue(self, letters, delay_ms)
 
     patch.setattr(DeadLetters, "requeue", without_admitting)
