@@ -89,8 +89,8 @@ def wal_not_flushed() -> None:
     Segment.append = partialmethod(_append_flushing_nothing, Segment.append)  # type: ignore[assignment,method-assign]
 
 
-def _append_flushing_nothing(self: Any, append: Any, rows: Any, *, flush: bool) -> None:
-    append(self, rows, flush=False)
+def _append_flushing_nothing(self: Any, append: Any, rows: Any, *, flush: bool) -> Any:
+    return append(self, rows, flush=False)
 
 
 def released_before_sync() -> None:
