@@ -25,6 +25,7 @@ from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ..store.codec.run import RunLimits
 from ..store.config import StoreConfig
+from ..store.env.body_file import body_files
 from ..store.env.environment import Environment
 from ..store.env.memtable import Follow, Memtable, Publication, Reads, refuse_ahead
 from ..store.env.transaction import Transaction
@@ -234,10 +235,11 @@ class PartitionSet:
         for start_ms, record in records:
             if record.state is PartitionState.DELETING:
                 continue
-            vacant = not (partition_path(self._path, start_ms, record.generation) / "data.mdb").is_file()
-            partition = self._new(start_ms, record.end_ms, record.generation, record.state, vacant=vacant)
-            if vacant and start_ms not in registered:
-                raise DamagedStore(partition.path, "is registered in the catalog, and is missing")
+            path = partition_path(self._path, start_ms, record.generation)
+            is_there = (path / "data.mdb").is_file()
+            if not is_there and (start_ms not in registered or body_files(path)):  # bodies come after the directory
+                raise DamagedStore(path, "is registered in the catalog, and is missing")
+            partition = self._new(start_ms, record.end_ms, record.generation, record.state, vacant=not is_there)
             self._partitions[start_ms] = partition
 
     def _new(
@@ -541,7 +543,9 @@ class PartitionSet:
             call_supplied(listener.partition_created, partition.start_ms)
 
     def _make_directory(self, partition: Partition) -> None:
-        """Make the directory of a vacant partition."""
+        """Make the directory of a partition, once: from then on it may have bodies that no other place has."""
+        if not partition.vacant:
+            return
         with explained(partition.path):
             target, map_bytes = partition.path.parent, self._config.map_bytes
             build_partition(self._path, target, partition.start_ms, partition.end_ms, self._store_id, map_bytes)

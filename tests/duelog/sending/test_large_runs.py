@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from duelog.errors import ResourceShortage, StoreFailed, StoreFull
+from duelog.errors import DamagedStore, ResourceShortage, StoreFailed, StoreFull
+from duelog.partitions.partition import Partition
 from duelog.sending import wal_writer
 from duelog.store.codec.run import Run
 from duelog.store.config import Durability
-from duelog.store.env import body_file
+from duelog.store.env import body_file, environment
 from duelog.store.env.body_file import body_files
 from duelog.store.log.scan import runs
 from duelog.store.wal import write_batch
@@ -29,7 +30,7 @@ from duelog.tools.compact_store import compact_store
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, present
 from tests.duelog.side_by_side import crashed
 
 HOUR_MS = 3_600_000
@@ -396,3 +397,50 @@ def test_an_audit_tells_of_bodies_that_are_gone_where_their_ledger_is_not_trimme
     if not kept:
         monkeypatch.setattr(store_audit, "is_kept", lambda *_: False)
     assert [each.code for each in audit_store(copy, as_of_ms=START_MS).findings] == ["corrupt-entry"] * kept
+
+
+def made(store: DelayedStore, due_ms: int) -> Partition:
+    """The partition of a message, once its directory was to be made and the log has its registration still."""
+    partitions = store._engine.storage.partitions
+    partition = present(partitions.get(due_ms - due_ms % HOUR_MS))
+    with partitions.lease(partition):
+        partition.environment.apply()
+    return partition
+
+
+def test_a_directory_that_was_made_is_not_made_again_over_the_bodies_in_it(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its first opening fails, for want of descriptors say; a large batch goes to its body file before the next."""
+    topic, due_ms = store.topic("t"), START_MS + 9 * HOUR_MS
+    topic.send(b"first", deliver_at=due_ms)
+    open_lmdb, failed = environment._open_lmdb, list[Path]()
+
+    def fails_once(path: Path, **more: Any) -> Any:
+        if not failed and path.parent.parent.name == "partitions":
+            failed.append(path)
+            raise ResourceShortage(path, "too many open files", errno.EMFILE)
+        return open_lmdb(path, **more)
+
+    monkeypatch.setattr(environment, "_open_lmdb", fails_once)
+    with pytest.raises(ResourceShortage):
+        made(store, due_ms)
+    topic.send_payloads(LARGE, deliver_at=due_ms)
+    assert body_files(failed[0])
+    applied(store)
+    assert check_store(crashed(store, tmp_path / "copy"), deep=True) == []
+    assert sorted(each.payload for each in topic.scheduled()) == sorted([b"first", *LARGE])
+
+
+def test_a_partition_that_has_lost_its_file_and_has_bodies_is_not_vacant(store: DelayedStore, tmp_path: Path) -> None:
+    """Its directory would be made anew, without the bodies that the log names."""
+    topic, due_ms = store.topic("t"), START_MS + 9 * HOUR_MS
+    topic.send(b"first", deliver_at=due_ms)
+    path = made(store, due_ms).path
+    topic.send_payloads(LARGE, deliver_at=due_ms)
+    copy = crashed(store, tmp_path / "copy")
+    lost = copy / path.relative_to(store.path)
+    (lost / "data.mdb").unlink()
+    with pytest.raises(DamagedStore, match="missing"):
+        DelayedStore.open(copy, CONFIG, clock=ManualClock(START_MS))
+    assert body_files(lost)
