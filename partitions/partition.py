@@ -79,7 +79,7 @@ class _StagedLog:
         self.end += 1
 
     def took(self, dues: Int64s) -> None:
-        """Count entries that are appended. Raises StoreFull where the ledger has no ids for them."""
+        """Count entries that are appended. Raises InvalidArgument where the ledger has no ids for them."""
         first, self._lone = self.end, None
         self.end = end_after(self._log.ledger_id, first, len(dues))
         self._appended.append((first, dues))

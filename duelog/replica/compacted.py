@@ -18,7 +18,7 @@ from duelog.cleanup.compaction import Staged, hand_over
 from duelog.partitions.timespan import directory_name, parse_directory_name
 from duelog.store.errors import ReplicaDamaged
 from duelog.store.files.directory import remove_tree
-from duelog.store.files.system_errors import require_space
+from duelog.store.files.system_errors import explained, require_space
 
 from .bucket import COMPACTED, Bucket
 from .manifest import ReplicaFile
@@ -59,8 +59,9 @@ def take_compacted(bucket: Bucket, store: Path, kept_bytes: int) -> None:
             require_space(store, int(size) + kept_bytes, "for a partition that was compacted elsewhere")
             file = ReplicaFile(start_ms, int(generation), 0, listed.name, int(size), int(crc, 16))
             try:
-                download(bucket, file, directory)
-                hand_over(store, Staged(str(directory), start_ms, int(generation), int(size), 0, 0, 0))
+                with explained(store):
+                    download(bucket, file, directory)
+                    hand_over(store, Staged(str(directory), start_ms, int(generation), int(size), 0, 0, 0))
             except ReplicaDamaged as error:
                 _log.error("%s", error)
             finally:

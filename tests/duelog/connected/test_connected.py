@@ -53,6 +53,7 @@ from duelog.partitions.producer_numbers import split_key
 from duelog.sending.producer import Producer
 from duelog.store.codec.format import Table
 from tests.conftest import applied, present
+from tests.store.commits import until
 
 BASES = {each.__name__: each for each in (DelayedStore, Documents, Topic, Producer, Subscription, SubscriptionAdmin)}
 
@@ -278,8 +279,7 @@ def test_a_call_alone_reads_its_own_answer_and_one_among_others_does_not(
     consumer = connected.topic("u").subscribe("s")
     receiver = threading.Thread(target=lambda: consumer.ack(consumer.receive(timeout=20)))
     receiver.start()
-    while connection._reader is None:
-        pass
+    until(lambda: connection._reader is not None)
     connected.topic("u").send(b"x")
     receiver.join()
     assert store.topic("u").subscription("s").stats().acknowledged == 1
@@ -302,8 +302,7 @@ def test_an_interrupt_while_a_call_waits_changes_nothing_and_one_amid_an_answer_
         return found
 
     def interrupt() -> None:
-        while connection._reader is None:
-            pass
+        until(lambda: connection._reader is not None)
         if amid:
             monkeypatch.setattr(Frames, "receive", interrupted)
             store.topic("t").send(b"x")
