@@ -126,9 +126,12 @@ class Records:
             self._unsorted.append(key)
 
     def update(self, entries: Mapping[bytes, Entry]) -> None:
-        """Add records, or replace them."""
-        for key, entry in entries.items():
-            self[key] = entry
+        """Add records, or replace them. Who reads meanwhile finds none of them, or all: each line is one step of it.
+
+        A scan passes over keys that have no entry yet.
+        """
+        self._unsorted.extend([key for key in entries if key not in self._entries])
+        self._entries.update(entries)
 
     def get(self, key: bytes, default: Entry) -> Entry:
         """The unapplied part of a record; `default`: there is none."""
@@ -145,7 +148,8 @@ class Records:
                 following = self._sorted().irange(start, limit, inclusive=(True, False))
                 keys = list(islice(following, _ROWS_A_LOOK))
             for key in keys:
-                yield key, self._entries[key]
+                if (entry := self._entries.get(key, ABSENT)) is not ABSENT:
+                    yield key, entry
             if len(keys) < _ROWS_A_LOOK:
                 return
             start = keys[-1] + b"\0"
@@ -154,8 +158,7 @@ class Records:
         fresh, keys, self._keys = list(self._unsorted), self._keys, None
         if keys is None:
             keys = SortedSet(list(self._entries))
-        else:
-            keys.update(fresh)
+        keys.update(fresh)
         self._keys = keys
         for _ in fresh:
             self._unsorted.popleft()

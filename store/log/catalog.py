@@ -162,7 +162,7 @@ def add_topic(transaction: Transaction, name: str, now_ms: int) -> TopicRecord:
     if fields is not None:
         return TopicRecord.unpack(fields)
     record = TopicRecord(take_numbers(transaction, TOPICS), max(now_ms, 0))
-    add_ledger(transaction, record.topic_id, now_ms)  # first: by the others it is found, beside the writing thread too
+    add_ledger(transaction, record.topic_id, now_ms)
     transaction.put(fmt.topic_name_key(record.topic_id), name.encode())
     transaction.put(key, record.pack())
     return record

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from duelog.store.env.environment import Environment
-from duelog.store.env.memtable import Reads
+from duelog.store.env.memtable import Reads, Records
 from duelog.store.env.transaction import Transaction
 from duelog.store.log.ledger import Ledger, end_after
 from tests.conftest import present
@@ -77,6 +79,20 @@ class _StagedEnd:
 
     def committed(self) -> None:
         self.ledger.entries = self.end
+
+
+@contextmanager
+def beside(records: Records, look: Callable[[], object]) -> Iterator[None]:
+    """Have `look` run between the two steps of each group that comes to records of a memtable."""
+
+    class Looked(deque[bytes]):
+        def extend(self, keys: Iterable[bytes]) -> None:
+            super().extend(keys)
+            look()
+
+    records._unsorted = Looked(records._unsorted)
+    yield
+    records._unsorted = deque(records._unsorted)
 
 
 class Spy:

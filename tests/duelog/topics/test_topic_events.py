@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, TopicEvent, aio
 from duelog.errors import ClosedError, InvalidArgument, ResourceShortage, UnknownTopic
-from duelog.store.env.memtable import Records
+from duelog.store.env.memtable import Entry, Records
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
 from tests.conftest import OpenStore, in_threads
 from tests.duelog.aio.test_aio import in_a_loop
 from tests.duelog.side_by_side import crashed, in_wal
+from tests.store.commits import beside
 
 LIMIT_S = 60
 
@@ -88,15 +90,19 @@ def test_of_many_that_create_a_topic_one_has_made_it(open_store: OpenStore) -> N
 def test_a_topic_that_is_being_created_is_found_whole_or_not_at_all(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread that looks between two records of the group had been told that it has no open ledger."""
-    found, add = list[bool](), Records.__setitem__
+    """Another thread that looks as the group comes to memory had been told that it has no open ledger."""
+    found, update = list[bool](), Records.update
 
-    def looked_at(records: Records, key: bytes, entry: Any) -> None:
-        add(records, key, entry)
+    def look() -> None:
         found.append(store._engine.topics.find(TopicName.parse("t")) is not None)
 
-    monkeypatch.setattr(Records, "__setitem__", looked_at)
+    def looked_at(records: Records, entries: Mapping[bytes, Entry]) -> None:
+        with beside(records, look):
+            update(records, entries)
+
+    monkeypatch.setattr(Records, "update", looked_at)
     assert store.topic("t").create()
+    look()
     assert (found[0], found[-1]) == (False, True)
 
 

@@ -34,6 +34,7 @@ from duelog.store.codec.run import Run, RunLimits, pack_messages
 from duelog.store.codec.run_lengths import ScatteredBatch, WholeRun
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (
+    ABSENT,
     APPLIED_KEY,
     PAST,
     Entry,
@@ -54,7 +55,7 @@ from duelog.store.wal.segment import Row
 from duelog.store.wal.write_batch import WriteBatch, add_row
 from tests.conftest import present
 from tests.proof import length
-from tests.store.commits import raw_value
+from tests.store.commits import beside, raw_value
 
 LIMITS = RunLimits(entries=6, bytes=4_096)
 KEY = counter_key("a")
@@ -195,6 +196,16 @@ def test_a_scan_goes_on_beside_groups_and_after_one_that_was_interrupted(monkeyp
         with pytest.raises(KeyboardInterrupt):
             next(records.between(b"", PAST))
     assert [key for key, _ in records.between(b"", PAST)] == [b"%04d" % at for at in range(1_000)]
+
+
+@pytest.mark.parametrize("before", [[], [(b"b", b"")]])
+def test_the_records_of_a_group_are_there_together(before: list[tuple[bytes, Entry]]) -> None:
+    """A reader had found some without the others; a scan beside finds none of them, and loses no key for the next."""
+    records, found = Records(before), list[object]()
+    with beside(records, lambda: found.append((list(records.between(b"", PAST)), records.get(b"a", ABSENT)))):
+        records.update({b"c": b"", b"a": b""})
+    assert found == [(before, ABSENT)]
+    assert list(records.between(b"", PAST)) == sorted([(b"a", b""), (b"c", b""), *before])
 
 
 def test_a_record_that_is_deleted_is_read_nowhere_and_gone_with_its_copy_once_that_is_applied(
