@@ -43,9 +43,10 @@ Listener = Callable[["PartitionLog", int, Int64s], None]
 class PartitionLog:
     """One topic's ledger inside a partition."""
 
-    __slots__ = ("ledger", "registered", "topic_id")
+    __slots__ = ("ledger", "partition", "registered", "topic_id")
 
-    def __init__(self, topic_id: int, ledger: Ledger, registered: bool) -> None:
+    def __init__(self, partition: Partition, topic_id: int, ledger: Ledger, registered: bool) -> None:
+        self.partition = partition
         self.topic_id = topic_id
         self.ledger = ledger
         self.registered = registered
@@ -59,10 +60,9 @@ class PartitionLog:
 class _StagedLog:
     """A log as a transaction leaves it, and what memory then hears of it."""
 
-    __slots__ = ("_appended", "_log", "_lone", "_partition", "end")
+    __slots__ = ("_appended", "_log", "_lone", "end")
 
-    def __init__(self, partition: Partition, log: PartitionLog) -> None:
-        self._partition = partition
+    def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self.end = log.ledger.entries
         """The id of the next entry."""
@@ -87,7 +87,7 @@ class _StagedLog:
     def committed(self) -> None:
         """Have memory know that the entries are durable."""
         for first, dues in self._appended:
-            self._partition.heard(self._log, first, dues)
+            self._log.partition.heard(self._log, first, dues)
 
 
 def partition_path(store: Path, start_ms: int, generation: int) -> Path:
@@ -252,7 +252,7 @@ class Partition:
         if fields is None:
             return None
         ledger_id = fmt.unpack_u64(fields)
-        log = PartitionLog(topic_id, Ledger(ledger_id, find_tail(raw, self.name, ledger_id)), registered=True)
+        log = PartitionLog(self, topic_id, Ledger(ledger_id, find_tail(raw, self.name, ledger_id)), registered=True)
         if not self.environment.read_only:
             self._logs[topic_id] = log
         return log
@@ -271,7 +271,7 @@ class Partition:
             with self._lock:
                 log = self._logs.get(topic_id) or self._read_log(topic_id)
                 if log is None:
-                    log = self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
+                    log = self._logs[topic_id] = PartitionLog(self, topic_id, Ledger(new_ledger()), registered=False)
         return log
 
     def logs_to_append(self, topic_ids: Sequence[int], new_ledger: Callable[[], int]) -> list[PartitionLog]:
@@ -283,22 +283,19 @@ class Partition:
                     with self.environment.read() as raw:
                         missing = [topic_id for topic_id in missing if self._find_log(raw, topic_id) is None]
                 for topic_id in missing:
-                    self._logs[topic_id] = PartitionLog(topic_id, Ledger(new_ledger()), registered=False)
+                    self._logs[topic_id] = PartitionLog(self, topic_id, Ledger(new_ledger()), registered=False)
         return [self._logs[topic_id] for topic_id in topic_ids]
-
-    def _stage(self, log: PartitionLog) -> _StagedLog:
-        return _StagedLog(self, log)
 
     def end_of(self, transaction: Staging, log: PartitionLog) -> int:
         """Return the id of a log's next entry in a transaction."""
-        return transaction.stage(log, self._stage).end
+        return transaction.stage(log, _StagedLog).end
 
     def take(self, transaction: Transaction, log: PartitionLog, dues: Int64s) -> int:
         """Return the first id of entries that are appended to a log; its first entry registers it, and the partition.
 
         dues: when they fire; HELD of those that never do.
         """
-        staged = transaction.stage(log, self._stage)
+        staged = transaction.stage(log, _StagedLog)
         first = staged.end
         if not log.registered and first == log.ledger.entries:
             if self.register is not None:
@@ -316,7 +313,7 @@ class Partition:
         body: bytes,
     ) -> int:
         """Append one message (`fields_of_message`) to a log; as `add`."""
-        staged = transaction.stage(log, self._stage)
+        staged = transaction.stage(log, _StagedLog)
         first = staged.end
         if not log.registered or first >= fmt.MAX_ENTRY_ID:
             self.take(transaction, log, np.full(1, heard_ms, dtype=np.int64))
@@ -356,7 +353,7 @@ class Partition:
 
         The transaction cancels them all.
         """
-        staged = transaction.stage(log, self._stage)
+        staged = transaction.stage(log, _StagedLog)
         staged.end = last
         staged.took(np.full(1, HELD, dtype=np.int64))
         transaction.insert_run(fmt.run_key(log.ledger_id, last), value, 1)

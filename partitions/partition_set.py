@@ -395,10 +395,10 @@ class PartitionSet:
         accepted: list[Partition | None] = []
         begun: list[Partition] = []
         needed: list[Partition] = []
-        with self._lock:
-            if self._closed:
-                raise ClosedError("store")
-            try:
+        try:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("store")
                 for at, start_ms in enumerate(starts):
                     partition = self._partitions.get(start_ms) or self._coming_at(start_ms, now_ms)
                     if partition.state is not PartitionState.OPEN:
@@ -412,10 +412,6 @@ class PartitionSet:
                         needed.append(partition)
                     if not partition.keeps_pages:
                         begun.append(partition)
-            except BaseException:
-                self._end_appends(accepted)
-                raise
-        try:
             for partition in needed:
                 self._open.open(partition)
             if self._coming:  # each has a log at the least
@@ -429,21 +425,19 @@ class PartitionSet:
         return accepted
 
     def end_append(self, partition: Partition) -> None:
-        self.end_appends([partition])
+        self.end_appends((partition,))
 
     def end_appends(self, partitions: Sequence[Partition | None]) -> None:
         with self._lock:
-            self._end_appends(partitions)
+            for partition in partitions:
+                if partition is not None:
+                    partition.leases -= 1
+                    partition.appenders -= 1
+                    if partition.register is not None and not partition.appenders:
+                        self._coming.pop(partition.start_ms, None)
             surplus = self._open.surplus()
-        self._open.close_idle(surplus)
-
-    def _end_appends(self, partitions: Sequence[Partition | None]) -> None:
-        for partition in partitions:
-            if partition is not None:
-                partition.leases -= 1
-                partition.appenders -= 1
-                if partition.register is not None and not partition.appenders:
-                    self._coming.pop(partition.start_ms, None)
+        if surplus:
+            self._open.close_idle(surplus)
 
     def stop_appends(self, partition: Partition) -> bool:
         """Refuse append leases from now on; False, nothing changed, while there is one."""

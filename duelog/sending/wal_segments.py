@@ -203,17 +203,15 @@ class WalSegments:
 
         Returns its place, once it is as durable as the store's durability says. REQUIRES: it fits. Raises OSError.
         """
-        now_ms = self._clock.now_ms()
-        flush = self._is_to_flush(now_ms)
-        first_unflushed = self._durability == "relaxed" and not flush and self._is_flushed
+        flush = self._durability == "commit" or (self._durability == "relaxed" and self._is_to_flush())
+        wake = self._begun_ms is None or (self._durability == "relaxed" and not flush and self._is_flushed)
         group = self._wal.append(rows, flush=flush)
         self._rows += weight
         if self._follower is not None:
             self._follower.appended(group)
         if self._begun_ms is None:
-            self._begun_ms = now_ms
-            self._wake()
-        elif first_unflushed:
+            self._begun_ms = self._clock.now_ms()
+        if wake:
             self._wake()
         return group.position
 
@@ -221,9 +219,8 @@ class WalSegments:
     def _is_flushed(self) -> bool:
         return self._wal.active is None or self._wal.active.is_flushed
 
-    def _is_to_flush(self, now_ms: int) -> bool:
-        if self._durability != "relaxed":
-            return self._durability == "commit"
+    def _is_to_flush(self) -> bool:
+        now_ms = self._clock.now_ms()
         if self._flushed_ms is None or not 0 <= now_ms - self._flushed_ms < self._relaxed_ms:
             self._flushed_ms = now_ms
             return True

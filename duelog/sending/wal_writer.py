@@ -195,7 +195,6 @@ class WalWriter:
             for current in units:
                 current.value = current.work(batch)
             current = None
-            batch.end_reads()
             content, weight, position = batch.content, batch.weight, 0
             if weight:
                 size = content.size
@@ -205,6 +204,7 @@ class WalWriter:
                     current = units[0]
                     raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
                 if not self._segments.fits(size, weight):
+                    batch.end_reads()  # a growing map waits for readers
                     reserve = len(_making_space(units)) == len(units)
                     if not (reserve and self._segments.fits_reserve(size)):
                         try:

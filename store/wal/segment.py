@@ -185,7 +185,7 @@ class Segment:
     ) -> None:
         """Use the file of `number` in a directory, made of `size` bytes where there is none. Raises OSError.
 
-        at, sequence: where the groups of one that was read end; of an older version only its end is appended to it.
+        at, sequence: where the groups of one that was read end: only its end is appended to it.
         None: it is begun. Raises DamagedStore, FormatMismatch.
         """
         self._path = directory / file_name(number)
@@ -204,6 +204,8 @@ class Segment:
         self._sequence = self._flushed = sequence
         self.ended = False
         """True once its last group was appended."""
+        self._limit = self.size - _ENDING_BYTES if at is None else 0
+        """The byte before which groups end; 0: none but the last is appended any more."""
 
     @property
     def used(self) -> int:
@@ -217,7 +219,7 @@ class Segment:
 
     def fits(self, size: int) -> bool:
         """True where a group of `size` bytes (`GroupContent.size`) can be appended, and the last one after it."""
-        return self._at + size <= self.size - _ENDING_BYTES
+        return self._at + size <= self._limit
 
     def append(self, rows: GroupContent, *, flush: bool) -> RawGroup:
         """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
@@ -230,16 +232,18 @@ class Segment:
         group = b"".join((_CRC.pack(crc), header, content))
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
-        raw = RawGroup(self.position, self._at, row_count, group)
+        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group)
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
-        if flush and self.is_flushed:
+        if flush and self._flushed == self._sequence:
             self._file.write_through(group, self._at)
         else:
             self._file.write(group, self._at)
             if flush:
                 self._file.flush()
         self._flushed = sequence if flush else self._flushed
-        self._at, self._sequence, self.ended = follows, sequence, not row_count
+        self._at, self._sequence = follows, sequence
+        if not row_count:
+            self.ended, self._limit = True, 0
         return raw
 
     def end(self, *, flush: bool) -> None:

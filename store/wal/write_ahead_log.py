@@ -38,8 +38,6 @@ class WriteAheadLog:
         """Held while the active segment is flushed by any thread, or replaced and closed."""
         self._next_number = found.last + 1
         self._active: Segment | None = None
-        self._recovered = found.tail is not None
-        """True while the active segment is that of before a crash or a close: nothing more is appended to it."""
         if found.tail is not None:
             sequence, at = len(found.tail.groups), found.tail.end
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
@@ -60,7 +58,7 @@ class WriteAheadLog:
     def fits(self, size: int) -> bool:
         """True where a group of `size` bytes (`GroupContent.size`) can be appended to the active segment."""
         active = self._active
-        return active is not None and not self._recovered and not active.ended and active.fits(size)
+        return active is not None and active.fits(size)
 
     def append(self, rows: GroupContent, *, flush: bool) -> RawGroup:
         """Append a group (`Segment.append`), and return it. REQUIRES: it fits."""
@@ -107,7 +105,7 @@ class WriteAheadLog:
         with self._flushing:
             if before is not None and before.number not in self._ended:  # first: `leave_empty` is not to remove it
                 self._ended.append(before.number)
-            self._active, self._next_number, self._recovered = following, following.number + 1, False
+            self._active, self._next_number = following, following.number + 1
             if before is None:
                 return None
             before.close()
