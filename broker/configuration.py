@@ -4,8 +4,6 @@ Where a setting means the same as one of Pulsar's, it has its name. A name that 
 setting that was misspelt is not lost.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import tomllib

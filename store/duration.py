@@ -4,8 +4,6 @@ One rule for the whole face: a parameter whose name ends in ``_ms`` takes an int
 seconds, int or float; and each of them takes a ``timedelta``, which says its unit itself.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

@@ -5,8 +5,6 @@ what exists, so that a refusal tells nothing. A web server has the listening soc
 connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

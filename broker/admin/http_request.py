@@ -4,8 +4,6 @@ A handler returns a JSON value (200), None (204), a `Reply` or a `Stream`; it ra
 store's errors.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack

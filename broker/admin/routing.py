@@ -5,8 +5,6 @@ before one with a parameter at the same place. A request that no route takes is 
 what to do instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

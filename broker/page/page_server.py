@@ -8,8 +8,6 @@ what comes from here: no script, style or frame of others, none that stands in t
 sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import secrets

@@ -1,7 +1,5 @@
 """Listening sockets, and the connections that came by them: how many there may be, and how they end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

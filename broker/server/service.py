@@ -1,7 +1,5 @@
 """A broker and a proxy as a process runs them: listeners, a web server, files looked at, signals, lines of a log."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -5,8 +5,6 @@ the leader, as by a proxy, and so do those of `duelog.connect`; where no leader 
 again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

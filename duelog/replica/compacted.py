@@ -6,8 +6,6 @@ Whoever compacts puts one once it is verified, and the store that ships there de
 its own disk (cleanup/adoption.py): of two for one partition it takes one, and what does not fit any more it refuses.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import uuid

@@ -10,8 +10,6 @@ have been late, moves the store to its place, and opens it.
 A directory that was the leader's, and meets a higher epoch, is set aside first (`set_aside.py`).
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable

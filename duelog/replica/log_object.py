@@ -18,8 +18,6 @@ A group is the bytes that it has in its segment, from byte `at` on, with the che
 object covers all that lies before it, the groups cover themselves.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple, Self

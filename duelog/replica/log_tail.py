@@ -4,8 +4,6 @@ A segment that is applied would be used again. One that has groups to be shipped
 until the tail has passed it (`KeptSegments`), where recovery and readers do not look.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator

@@ -5,8 +5,6 @@ one, so it is put after it. Its files are LMDB environments, copied compacted. O
 generation and the last group that is applied in it, and lies in the bucket once.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple, Self
 from zlib import crc32

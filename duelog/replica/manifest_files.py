@@ -3,8 +3,6 @@
 A file is copied to the disk first, compacted, then uploaded; one at a time. One that the newest manifest has is not.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import tempfile

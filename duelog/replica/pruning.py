@@ -6,8 +6,6 @@ that is being made: only the leader that makes it removes those of less than a d
 A compacted generation that no store has fetched goes after the retention.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple

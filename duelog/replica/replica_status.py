@@ -1,7 +1,5 @@
 """Where a copy stands, told from the bucket alone; and what a store's directory has that is not in it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

@@ -12,8 +12,6 @@ passes over what is of a closed one.
 The store is built in DIR.restoring and moved to DIR at the end: a restore that was killed left nothing at DIR.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -18,8 +18,6 @@ Otherwise what happens to the copy never stops the store. Failures are logged, c
 shipping. Who is told of a change once it is in the copy waits here (`wait_for`), and many wait for one put.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

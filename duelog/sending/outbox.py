@@ -6,8 +6,6 @@ one call, and not message by message. Memory is bounded by back-pressure: a thre
 `max_in_flight_bytes` waits until something has been written, or is told that there is no capacity.
 """
 
-from __future__ import annotations
-
 import _thread
 import threading
 from collections import deque

@@ -6,8 +6,6 @@ delay indexes, readers of main logs. The rows are applied to LMDB later, by a ch
 `CHECKPOINT_MS` after its first group. A unit of work may run more than once, as in a transaction of LMDB.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress

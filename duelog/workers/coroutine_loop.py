@@ -1,7 +1,5 @@
 """An event loop in a thread of its own, in which the coroutines of a worker run."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

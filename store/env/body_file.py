@@ -6,8 +6,6 @@ Bodies are on disk before a group of the log names them, so whatever names them 
 behind the last that is named stays as a gap. A file goes with its ledger, or with the directory of its environment.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Sequence

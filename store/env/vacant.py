@@ -11,8 +11,6 @@ process makes the directory, or another has made it by the time of a read. A rea
 the directory then misses nothing: where there is none, no row had been applied when it looked.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import lmdb

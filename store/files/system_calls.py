@@ -1,7 +1,5 @@
 """Calls of Linux, and what does their work where a system has no such call: a Mac is enough to develop on."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -4,8 +4,6 @@ Everything here works inside a read transaction that the caller holds, and yield
 follow the applied ones, come behind them.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress

@@ -5,8 +5,6 @@ in the log, or in LMDB by the time the transaction begins. The rows of groups th
 (memtable.APPLIED_KEY) are left out; those that are left follow what it finds, without a gap.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from functools import partial

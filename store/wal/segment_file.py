@@ -5,8 +5,6 @@ write and an fdatasync have a thread that sends alone wait longer, a fifth of ea
 that, nor every disk (one with sectors of 4 KiB): then it is written and flushed as larger groups are.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

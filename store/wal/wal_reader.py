@@ -1,7 +1,5 @@
 """Reading the write-ahead log: all of it when a store is opened, or on and on beside the process that writes it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Sequence

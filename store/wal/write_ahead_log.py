@@ -6,8 +6,6 @@ The number of the oldest segment that is needed stands in the main environment (
 be there. No record: the log has not been begun, and nothing was lost with it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress

@@ -9,8 +9,6 @@ What must hold: who leads by the newest epoch has every replicated entry; no id 
 deposed only by a higher epoch.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rules: messages are sent, numbered, sent under keys, withdrawn, and recur; processes crash meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The engine's model through a connection: the same rules, and every call of a store by `duelog.connect`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The protocol of replication against every interleaving, and against itself with a fault planted."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.model.replica_protocol import FAULTS, explore

@@ -3,8 +3,6 @@
 Every import counts, also one inside a function or under TYPE_CHECKING: the order says who may know of whom.
 """
 
-from __future__ import annotations
-
 import ast
 
 import pytest

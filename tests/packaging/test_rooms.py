@@ -1,7 +1,5 @@
 """Rooms: what stands in which folder of a floor, and which room may import which."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 

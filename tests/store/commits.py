@@ -1,7 +1,5 @@
 """Units of work committed one after the other, and a spy between an environment and LMDB."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

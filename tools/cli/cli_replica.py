@@ -1,7 +1,5 @@
 """The commands `duelog replica init | status | prune` and `duelog restore`: the copy of a store in object storage."""
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

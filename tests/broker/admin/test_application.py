@@ -1,7 +1,5 @@
 """Administration over HTTP: credentials, rights, routes, bodies, errors; the broker's settings and health; lookups."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

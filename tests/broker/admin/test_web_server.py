@@ -1,7 +1,5 @@
 """The web server with its broker: where it listens, TLS, limits, the end."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

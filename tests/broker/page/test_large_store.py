@@ -1,7 +1,5 @@
 """Each view of a store with a million pending messages, 10,000 topics and 400 partitions, in a real browser."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """What `duelog.connect` promises beside the behaviour that it shares with an open store."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import inspect

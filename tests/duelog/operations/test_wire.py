@@ -1,7 +1,5 @@
 """The socket: other processes reach an open store, of this user alone, within bounds; and leave nothing behind."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Fixtures of stores with a copy."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.duelog.replica.faulty import FaultyBucket

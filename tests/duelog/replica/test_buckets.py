@@ -1,7 +1,5 @@
 """The port against real stores: a directory, memory, and an S3 server; the same calls, the same outcomes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

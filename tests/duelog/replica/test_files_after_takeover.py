@@ -1,7 +1,5 @@
 """The files of a new leader's manifests are its own: places of the log mean something else to each epoch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 `DUELOG_REPLICA_KILLS=200` has so many processes killed instead of 20.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Changes that are told once they are in the copy: by the store's durability, by policy, and never by mistake."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 are refused. A seed makes the story, so what fails can be repeated.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

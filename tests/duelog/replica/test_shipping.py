@@ -1,7 +1,5 @@
 """What is shipped, how doubts are settled, who is refused, and what a bucket that is down does to a store: nothing."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A standby follows, and takes over when the lease has passed; the leader before is fenced, its tail set aside."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ids of what was not shipped are given to nothing else by the store that is restored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

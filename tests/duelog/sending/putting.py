@@ -1,7 +1,5 @@
 """Puts and their outcomes; puts that are one group."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

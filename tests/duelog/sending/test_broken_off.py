@@ -1,7 +1,5 @@
 """Ctrl-C in a program that goes on: what breaks off amid a group stops the store, and nothing is lost or doubled."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sends to a partition that cannot be written any more, and to the others: nothing that was acknowledged is lost."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Firing goes by the write-ahead log, as sends do: markers, frontiers and the clock mark are rows of one group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 LARGE is what one send has for one log; `large` sends it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """send_async: futures, order, bounded memory, back-pressure, and what closing does."""
 
-from __future__ import annotations
-
 import _thread
 import os
 import signal

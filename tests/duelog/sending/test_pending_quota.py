@@ -1,7 +1,5 @@
 """A quota of pending messages: what would go over it is refused whole, whatever way it comes."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 

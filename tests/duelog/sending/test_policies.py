@@ -1,7 +1,5 @@
 """Delay policies of a store: kept, looked up, and held against what is sent and rescheduled."""
 
-from __future__ import annotations
-
 import pytest
 
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message

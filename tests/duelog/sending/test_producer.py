@@ -1,7 +1,5 @@
 """Named producers: a number is stored once, whatever happened to the answer."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ before or after the group of a batch is written, or at a commit that it needs; p
 between. What the twin knows of the store is the answers alone.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Topic.put: who put messages in hears of a group at once, in order; numbers go with their messages, by one commit."""
 
-from __future__ import annotations
-
 import _thread
 import logging
 import threading

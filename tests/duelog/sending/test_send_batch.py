@@ -1,7 +1,5 @@
 """`DelayedStore.send_batch`: messages to several topics, all of them or none, and how it is done for many topics."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable

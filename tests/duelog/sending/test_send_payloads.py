@@ -1,7 +1,5 @@
 """Sending columns: the same messages as `send_batch` gives, the same refusals, ids made when they are looked at."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations on a store with unapplied messages: the same as after they are applied, and after a crash."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Wrong ways of writing, applying and replaying the write-ahead log are found out by what crashes leave."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Segments of the write-ahead log in an open store: when they are applied, used again, and what is without space."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

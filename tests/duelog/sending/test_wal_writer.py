@@ -1,7 +1,5 @@
 """Sends of many threads share flushes of the write-ahead log: groups, segments, checkpoints, interrupts."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

@@ -1,7 +1,5 @@
 """Tasks with arguments: checked when they are sent, run with what was sent, by a worker here or elsewhere."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A worker runs functions for messages: acknowledges, retries, gives up, and drains when it is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """Appending to one ledger in group commits, finding its end, and reading its runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Main logs: where appends go, when ledgers roll over, what is trimmed, and that the catalog says the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Segments of the write-ahead log for tests: rows told by their numbers, and what a power cut leaves of files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

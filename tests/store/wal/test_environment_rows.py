@@ -1,7 +1,5 @@
 """The rows of each environment in groups are those that going over the rows one by one finds."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The write-ahead log as files: a power cut at any write or flush leaves a prefix that has all that was flushed."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

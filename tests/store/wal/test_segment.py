@@ -1,7 +1,5 @@
 """A segment: what was appended is read back, and damage is told from a torn end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

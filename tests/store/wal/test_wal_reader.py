@@ -1,7 +1,5 @@
 """Reading the write-ahead log: all of it, or on and on, also by another process; what is missing is an error."""
 
-from __future__ import annotations
-
 import errno
 import os
 from contextlib import closing

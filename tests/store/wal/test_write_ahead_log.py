@@ -1,7 +1,5 @@
 """The log of a store open for writing: one segment after the other, and files that are used again."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from pathlib import Path

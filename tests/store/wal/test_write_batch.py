@@ -1,7 +1,5 @@
 """A write batch: rows for several environments, which are one group, and are in memory once it is durable."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

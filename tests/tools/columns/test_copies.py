@@ -1,7 +1,5 @@
 """Tables, audits, exports and compactions of a store's copy are those of the store, and leave the store alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
