@@ -46,7 +46,7 @@ from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DamagedStore, UnknownTopic
-from duelog.store.listener import call_supplied
+from duelog.store.listener import StoreListener, tell
 from duelog.store.log import catalog
 from duelog.store.message import Dedup, ScheduledMessage, checked_dedup_key
 from duelog.store.names import TopicName
@@ -311,8 +311,7 @@ class KeyedMessages:
                 return outcome
 
             yield work
-        for listener in self._storage.listeners:
-            call_supplied(listener.cancelled, topic.name, int(cancelled))
+        tell(self._storage.listeners, StoreListener.cancelled, topic.name, int(cancelled))
 
     def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:
         """Cancel the pending messages of keys in one transaction; the keys that had one."""
@@ -536,5 +535,4 @@ class KeyedMessages:
             yield work
         self._sender.count_sent(topics, owners if len(topics) > 1 else None, part)
         for owner, count in zip(rows_of, counts, strict=True):
-            for listener in self._storage.listeners:
-                call_supplied(listener.cancelled, topics[owner].name, count)
+            tell(self._storage.listeners, StoreListener.cancelled, topics[owner].name, count)

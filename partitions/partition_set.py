@@ -33,7 +33,7 @@ from ..store.errors import ClosedError, DamagedStore
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
-from ..store.listener import Listeners, StoreListener, call_supplied
+from ..store.listener import Listeners, StoreListener, tell
 from ..store.log import catalog
 from .partition import Partition, partition_path
 
@@ -533,8 +533,7 @@ class PartitionSet:
             self._coming.pop(partition.start_ms, None)
             self._partitions[partition.start_ms] = partition
             partition.register = None
-        for listener in self._listeners:
-            call_supplied(listener.partition_created, partition.start_ms)
+        tell(self._listeners, StoreListener.partition_created, partition.start_ms)
 
     def _make_directory(self, partition: Partition) -> None:
         """Make the directory of a partition, once: from then on it may have bodies that no other place has."""

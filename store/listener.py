@@ -6,7 +6,7 @@ their store when they are made. The list is filled once all parts are there, so 
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class StoreListener:
     """Hears of events in the thread in which they happen, before the call that caused them returns.
 
     Each method does nothing here; a listener overrides those that it wants. They take leaf locks only, and are
-    called by `call_supplied`.
+    called by `tell`.
     """
 
     def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
@@ -88,10 +88,10 @@ Listeners = list[StoreListener]
 """The listeners of one store, shared by its parts."""
 
 
-def tell_committed(
-    listeners: Sequence[StoreListener], environment: str, elapsed_ns: int, requests: int, entries: int
+def tell(
+    listeners: Sequence[StoreListener], event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs
 ) -> None:
-    """Tell of a commit those that want it: of the most frequent event, a call that does nothing costs a send 1 %."""
+    """Tell of an event, a method of StoreListener, those that override it: a call for nothing costs a send 1 %."""
     for listener in listeners:
-        if type(listener).committed is not StoreListener.committed:
-            call_supplied(listener.committed, environment, elapsed_ns, requests, entries)
+        if getattr(type(listener), event.__name__) is not event:
+            call_supplied(getattr(listener, event.__name__), *args, **kwargs)

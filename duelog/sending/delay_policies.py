@@ -20,7 +20,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.duration import setting_ms
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DelayTooLong, PoliciesChanged, StoreFull
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import StoreListener, tell
 from duelog.store.names import TopicName
 from duelog.store.policy import policy_records as rows
 from duelog.store.policy.policies import (
@@ -202,8 +202,7 @@ class DelayPolicies:
         try:
             dues = effective.apply(batch.dues, now_ms)
         except DelayTooLong:
-            for listener in self._listeners:
-                call_supplied(listener.rejected, topic, effective.over_limit(batch.dues, now_ms))
+            tell(self._listeners, StoreListener.rejected, topic, effective.over_limit(batch.dues, now_ms))
             raise
         batch.overridden = effective.overridden(batch.dues, now_ms)
         batch.dues = dues
@@ -238,8 +237,7 @@ class DelayPolicies:
         try:
             return int(effective.apply(np.array([due_ms], dtype=np.int64), now_ms)[0])
         except DelayTooLong:
-            for listener in self._listeners:
-                call_supplied(listener.rejected, topic, 1)
+            tell(self._listeners, StoreListener.rejected, topic, 1)
             raise
 
     def stored(self, topic: TopicName, overridden: npt.NDArray[np.bool_] | bool | int | None) -> None:
@@ -248,5 +246,4 @@ class DelayPolicies:
             overridden = int(np.count_nonzero(overridden))
         count = int(overridden or 0)
         if count:
-            for listener in self._listeners:
-                call_supplied(listener.overridden, topic, count)
+            tell(self._listeners, StoreListener.overridden, topic, count)

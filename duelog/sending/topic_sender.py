@@ -21,7 +21,7 @@ from duelog.store.duration import Duration
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
-from duelog.store.listener import StoreListener, call_supplied
+from duelog.store.listener import StoreListener, tell
 from duelog.store.message import AnyId, Dedup, Message, id_of, resolve_due_ms
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds, Position
@@ -332,8 +332,7 @@ class TopicWithdrawals:
                 return outcomes
 
             yield work
-        for listener in self._listeners:
-            call_supplied(listener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
+        tell(self._listeners, StoreListener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
 
     def reschedule(
         self,
@@ -391,8 +390,7 @@ class TopicWithdrawals:
                 return new_ids
 
             yield work, new_ids
-        for listener in self._listeners:
-            call_supplied(listener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
+        tell(self._listeners, StoreListener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
         """Return the position of a message in the main log; None: it has none."""

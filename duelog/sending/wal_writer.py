@@ -30,7 +30,7 @@ from duelog.store.errors import (
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.files.system_errors import explain
-from duelog.store.listener import StoreListener, tell_committed
+from duelog.store.listener import StoreListener, tell
 from duelog.store.log.documents import MAX_VALUE_BYTES
 from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import capacity_of
@@ -226,7 +226,7 @@ class WalWriter:
             self._unpublished = False
             elapsed_ns = time.perf_counter_ns() - started
             self.counts.add(len(units), batch.entries, elapsed_ns)
-            tell_committed(self._listeners, "wal", elapsed_ns, len(units), batch.entries)
+            tell(self._listeners, StoreListener.committed, "wal", elapsed_ns, len(units), batch.entries)
             return []
         except OSError as error:
             failed = self._fail(error)

@@ -30,7 +30,7 @@ from duelog.partitions.partition_set import Storage
 from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
 from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
-from duelog.store.listener import call_supplied
+from duelog.store.listener import StoreListener, tell
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import MAX_DUE_MS, ScheduledMessage
 from duelog.store.position import MessageId, Position
@@ -95,8 +95,7 @@ class InlineMessages:
         return TopicDelayTracker(self._storage.main, topic.log, self._unreadable, fell_due, *prune)
 
     def _fell_due(self, topic_id: int, dues: Int64s, now_ms: int) -> None:
-        for listener in self._storage.listeners:
-            call_supplied(listener.fired, topic_id, dues, now_ms)
+        tell(self._storage.listeners, StoreListener.fired, topic_id, dues, now_ms)
 
     # -- what waits --------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.errors import ClockJumped, DuelogError, StoreFull
 from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explain
-from duelog.store.listener import call_supplied
+from duelog.store.listener import StoreListener, tell
 from duelog.upkeep.quarantine import Quarantine
 
 from ..sending.wal_writer import WalWriter
@@ -297,8 +297,7 @@ class Maintenance:
             if gone:
                 deleted += 1
                 self.suspensions.forget(start_ms=start_ms)
-                for listener in self._storage.listeners:
-                    call_supplied(listener.partition_deleted, start_ms)
+                tell(self._storage.listeners, StoreListener.partition_deleted, start_ms)
             elif gone is None or partition.state is PartitionState.DELETING:
                 self._undeleted.append(start_ms)
         return deleted

@@ -13,7 +13,7 @@ from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
 from ..store.errors import CorruptEntry
 from ..store.limited_log import LimitedLog
-from ..store.listener import StoreListener, call_supplied
+from ..store.listener import StoreListener, tell
 
 _log = logging.getLogger("duelog.maintenance")
 
@@ -36,8 +36,7 @@ class Quarantine:
             if address in self._known:
                 return False
             self._known[address] = self._unwritten[address] = f"{error.environment}: {error.reason}"
-        for listener in self._listeners:
-            call_supplied(listener.quarantined)
+        tell(self._listeners, StoreListener.quarantined)
         text = "%s: quarantined, not delivered and not acknowledged (`duelog check` lists it): %s"
         self._log.log(logging.WARNING, text, self._main.path.parent, error)
         return True

@@ -23,7 +23,7 @@ from duelog.store.codec.format import PartitionState, Relied, Table
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, unpack_numbered
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, StoreFull
-from duelog.store.listener import call_supplied
+from duelog.store.listener import StoreListener, tell
 from duelog.store.log import catalog
 
 from ..sending.delay_policies import DelayPolicies
@@ -148,9 +148,8 @@ class Trimming:
         for topic, first in firsts:
             self._tell_subscriptions(topic, first, now_ms)
         self._to_remove = [*self._to_remove, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
-        for listener in self._storage.listeners:
-            for _, _, entries in gone:
-                call_supplied(listener.ledger_trimmed, entries)
+        for _, _, entries in gone:
+            tell(self._storage.listeners, StoreListener.ledger_trimmed, entries)
         return len(gone)
 
     def _first_kept(self, topic: TopicState, now_ms: int) -> int | None:

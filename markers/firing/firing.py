@@ -31,7 +31,7 @@ from ...store.env.transaction import Transaction
 from ...store.errors import CorruptEntry, DamagedStore, StoreFull
 from ...store.files.failpoints import reach
 from ...store.files.pages import refuse_broken
-from ...store.listener import call_supplied
+from ...store.listener import StoreListener, tell
 from ...store.log import catalog
 from ...store.log.managed_ledger import ManagedLedger
 from .loaded import LoadedPartitions
@@ -104,8 +104,7 @@ class Firing:
 
     def admitted(self, topic_id: int, count: int) -> None:
         """Messages that take the place of others are recorded. REQUIRES: called as their commit ends."""
-        for listener in self._storage.listeners:
-            call_supplied(listener.admitted, topic_id, count)
+        tell(self._storage.listeners, StoreListener.admitted, topic_id, count)
 
     # -- firing ------------------------------------------------------------------------------------
 
@@ -259,9 +258,8 @@ class Firing:
         reach("fire.before")
         self._storage.main.write(write, makes_space=True)
         reach("fire.after")
-        for listener in self._storage.listeners:
-            for log, taken, _ in batch:
-                call_supplied(listener.fired, log.topic_id, taken.dues, now_ms)
+        for log, taken, _ in batch:
+            tell(self._storage.listeners, StoreListener.fired, log.topic_id, taken.dues, now_ms)
 
     def _confirm(self, batch: Sequence[FiringLog], records: Sequence[FrontierRecord], by_ms: int) -> None:
         """Markers and frontiers are on disk: have memory say so, whatever becomes of the caller."""

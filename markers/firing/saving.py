@@ -23,7 +23,7 @@ from ...partitions.partition_set import Storage
 from ...snapshot.writer import Cut, SnapshotWritten, write_snapshots
 from ...store.errors import StoreFailed, StoreFull
 from ...store.limited_log import LimitedLog
-from ...store.listener import call_supplied
+from ...store.listener import StoreListener, tell
 from .pending_log import PendingLog
 from .suspensions import Part, Suspensions
 
@@ -151,8 +151,7 @@ class Saving:
             spent_ns += time.perf_counter_ns() - started_ns
             if step is not None:
                 by_ledger[step.ledger_id].saved_tail = step.tail
-                for listener in self._storage.listeners:
-                    call_supplied(listener.snapshot_written, step.stored_bytes, spent_ns)
+                tell(self._storage.listeners, StoreListener.snapshot_written, step.stored_bytes, spent_ns)
                 spent_ns = 0
             yield step
             started_ns = time.perf_counter_ns()

@@ -40,7 +40,7 @@ from ..files.directory import InPlace, make_directory, occupied_bytes, sync_dire
 from ..files.failpoints import reach
 from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
-from ..listener import StoreListener, call_supplied, tell_committed
+from ..listener import StoreListener, tell
 from . import page_cache
 from .body_file import BodyReader, body_file, body_files
 from .held_read import HeldRead
@@ -361,7 +361,7 @@ class Environment:
         elapsed_ns = time.perf_counter_ns() - started_ns
         self.counts.add(1, transaction.entries, elapsed_ns)
         self._care_for_file()
-        tell_committed(self._listeners, self.name, elapsed_ns, 1, transaction.entries)
+        tell(self._listeners, StoreListener.committed, self.name, elapsed_ns, 1, transaction.entries)
         return value
 
     def fail(self, error: BaseException) -> StoreFailed:
@@ -372,8 +372,7 @@ class Environment:
         failed = StoreFailed(self.path, reason)
         failed.__cause__ = error
         self._failed = failed
-        for listener in self._listeners:
-            call_supplied(listener.failed, self.name, failed)
+        tell(self._listeners, StoreListener.failed, self.name, failed)
         return failed
 
     def sync(self) -> None:
