@@ -7,7 +7,9 @@ from typing import Any
 
 import lmdb
 
+from duelog import transactions
 from duelog.sending.wal_segments import WalSegments
+from duelog.sending.wal_writer import WalWriter
 from duelog.snapshot import writer
 from duelog.store.env import body_file, environment
 from duelog.store.env.environment import Environment
@@ -110,11 +112,22 @@ def applies_before_the_log() -> None:
     WalSegments.sync = lambda self: None  # type: ignore[method-assign]
 
 
+def transaction_in_parts() -> None:
+    """Each operation of a transaction is a group of its own."""
+
+    def write_parts(self: WalWriter, work: Any) -> Any:
+        units = work.units if isinstance(work, transactions._Prepared) else [work]
+        return [write(self, unit) for unit in units][-1]
+
+    write: Any = WalWriter.write
+    WalWriter.write = write_parts  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     wrong.__name__: wrong
     for wrong in (
         applies_before_the_log, bodies_not_flushed, body_file_without_a_name, fires_before_sync, group_in_parts,
         main_not_synced, metadata_before_parts, no_directory_sync, partition_not_synced, released_before_applying,
-        released_before_sync, trash_before_record, wal_not_flushed,
+        released_before_sync, transaction_in_parts, trash_before_record, wal_not_flushed,
     )
 }  # fmt: skip

@@ -4,7 +4,7 @@ The rules:
 
 - an acknowledged send is delivered to every subscription, with the payload that was sent;
 - no id is given out twice;
-- of a batch that a crash cut off all is there or nothing;
+- of a batch or a transaction that a crash cut off all is there or nothing;
 - nothing is delivered twice without a crash or a nack between, under two ids, or from two positions of a main log;
 - what was cancelled is never delivered, and what was rescheduled once, whether or not the answer was heard;
 - what was acknowledged durably is never delivered again, nor what was acknowledged before a close;
@@ -16,7 +16,8 @@ The rules:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from duelog import DelayedStore
@@ -26,10 +27,26 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.codec.sent_ids import dedup_key_of
 from duelog.store.log.scan import RunFinder
 from duelog.store.names import TopicName
-from tests.disaster.working import DURABLE, START_MS
+from tests.disaster.working import DURABLE, START_MS, TRANSACTED
 
 Id = tuple[int, ...]
 Listener = tuple[str, str]
+
+
+@dataclass
+class _Together:
+    """Changes that are done together: a batch that is sent, or a transaction."""
+
+    sent: Mapping[str, set[str]]
+    """Texts by topic."""
+    listener: Listener = ("", "")
+    acked: set[str] = field(default_factory=set)
+    """Texts that the listener acknowledges."""
+    again: set[str] = field(default_factory=set)
+    """Those of them that came to it afterwards."""
+    document: str | None = None
+    put: bool | None = None
+    """True if opening has found the document as this put it."""
 
 
 class Told:
@@ -44,8 +61,10 @@ class Told:
         self._numbers: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
         """By topic and number, due time and text of what a numbered producer was asked to send."""
         self._answered: dict[str, set[int]] = defaultdict(set)
-        self._sending: dict[str, list[set[str]]] = defaultdict(list)
-        """By topic, the texts of each batch that was begun."""
+        self._together: list[_Together] = []
+        """Each batch and transaction that was begun."""
+        self._lost: set[str] = set()
+        """Texts that a power cut may have lost."""
         self._unflushed: list[tuple[str, set[str]]] = []
         """Topic and texts of what was sent since the write-ahead log was last flushed, in order."""
         self._unflushed_at_cut: list[tuple[str, set[str]]] = []
@@ -81,7 +100,7 @@ class Told:
         if not relaxed:
             return
         self._unflushed_at_cut = list(self._unflushed)
-        lost = self._since_flush.union(*(texts for _, texts in self._unflushed))
+        self._lost = lost = self._since_flush.union(*(texts for _, texts in self._unflushed))
         gone = {id_ for ids in self.sent.values() for id_, text in ids.items() if text in lost}
         for ids in self.sent.values():
             for id_ in gone & ids.keys():
@@ -113,17 +132,32 @@ class Told:
             missing = owed - self._cancelled - self._acking[listener] - self._came[listener]
             if missing:
                 self.troubles.append(f"{listener} never got {len(missing)} acknowledged sends: {sorted(missing)[:5]}")
-            came = self._came[listener] | self._delivered[listener].keys()
-            excused = came | self._acking[listener] | self._cancelled
-            for texts in self._sending[topic]:
-                if texts & came and texts - excused:
-                    self.troubles.append(f"{listener} got a part of a batch: {texts & came}, not {texts - excused}")
+            excused = self._arrived(listener) | self._acking[listener] | self._cancelled
             excused |= {text for _, text in self._numbers[topic].values()}  # sent again
             lost: set[str] = set()
             for texts in (texts for sent_to, texts in self._unflushed_at_cut if sent_to == topic):
                 if lost and texts & self._came[listener] - {text for _, text in self._numbers[topic].values()}:
                     self.troubles.append(f"{listener} got {texts}, and not {lost}, which was sent before")
                 lost |= texts - excused
+        for together in self._together:
+            self._look_for_parts(together, listeners)
+
+    def _arrived(self, listener: Listener) -> set[str]:
+        return self._came[listener] | self._delivered[listener].keys()
+
+    def _look_for_parts(self, together: _Together, listeners: set[Listener]) -> None:
+        """Find effects of what was done together, and effects that are missing: there must not be both."""
+        there, missing = set[str](), set[str]()
+        for listener in listeners:
+            texts, came = together.sent.get(listener[0], set()), self._arrived(listener)
+            there |= texts & came
+            missing |= texts - came - self._acking[listener] - self._cancelled
+        there |= together.acked - together.again - self._lost
+        missing |= together.again
+        if together.put is not None:
+            (there if together.put else missing).add(f"document {together.document}")
+        if there and missing:
+            self.troubles.append(f"a part of what was done together: {sorted(there)}, not {sorted(missing)}")
 
     def take(self, fact: Sequence[Any]) -> None:
         match fact:
@@ -136,7 +170,10 @@ class Told:
                     self.listeners.add((topic, name))
                     self._since_flush.add(f"{topic}/{name}")
             case ["sending", str(topic), [*texts]]:
-                self._sending[topic].append(set(texts))
+                self._together.append(_Together({topic: set(texts)}))
+            case ["transacting", [*sent], str(topic), [*acked], str(document)]:
+                by_topic = {to: set(texts) for to, texts in sent}
+                self._together.append(_Together(by_topic, (topic, DURABLE), set(acked), document=document))
             case ["sent", str(topic), str(), [*rows]]:
                 self._unflushed.append((topic, {text for _, _, text in rows}))
                 for ledger, entry, text in rows:
@@ -180,11 +217,16 @@ class Told:
             case ["document", str(key), text]:
                 if text not in self._documents[key]:
                     self.troubles.append(f"document {key} is {text!r}, expected one of {self._documents[key]}")
+                if key == TRANSACTED:
+                    last = next((each for each in reversed(self._together) if each.document is not None), None)
+                    if last is not None:
+                        last.put = text == last.document
                 self._documents[key] = [text]
             case ["changing", str(key), text]:
                 self._documents[key].append(text)
             case ["changed", str(key), text]:
                 self._documents[key] = [text]
+                self.flushed()  # whatever the durability
             case ["close"]:
                 for listener in self._acking.keys() - self._sought:  # closing persists what was acknowledged
                     self._acked[listener] |= self._acking[listener]
@@ -220,6 +262,9 @@ class Told:
         }
         self.troubles += [f"{text} ({id_}) was delivered to {listener} {how}" for how, so in wrong.items() if so]
         self._came[listener].add(text)
+        for together in self._together:
+            if listener == together.listener and text in together.acked:
+                together.again.add(text)
 
 
 def litter(store: DelayedStore) -> Iterator[str]:

@@ -21,6 +21,8 @@ text, and by its id, which changes when it is rescheduled:
     ["document", key, text]                 opening has found a document, or none (null)
     ["changing", key, text]                 about to be put, or deleted (null)
     ["changed", key, text]                  it was
+    ["transacting", [[topic, texts], ...], topic, texts, text]   about to be done at once: sent, acknowledged (durable),
+                                            and the document TRANSACTED put; these are told as above, too
     ["topics", names]                       opening has found these topics
     ["created", name]                       a topic was
     ["left", partitions, pending]           a drain is over
@@ -73,6 +75,8 @@ KEYS = ("one", "two", "three")
 """Deduplication keys, in each topic."""
 PRODUCER = "numbered"
 DOCUMENTS = ("setting", "shop/eu")
+TRANSACTED = "transacted"
+"""The document that every transaction puts, and nothing else."""
 BEAT, BEAT_S = "beat", 45
 """The schedule of each topic, where more is asked for."""
 
@@ -125,6 +129,7 @@ class Worker:
         self._count = itertools.count(1)
         self._changes = random.Random(f"{tag}/documents")
         self._keys = random.Random(f"{tag}/keys")
+        self._transactions = random.Random(f"{tag}/transactions")
         self._recent: list[tuple[str, MessageId, str]] = []
         """Topic, id and text of messages that were sent by this worker, and have not been taken back."""
         self._subscriptions: list[tuple[str, Subscription]] = []
@@ -134,7 +139,7 @@ class Worker:
                 self._subscriptions.append((name, subscription))
                 tell("listen", name, kind)
         tell("topics", [topic.name for topic in store.topics()])
-        for key in DOCUMENTS:
+        for key in (*DOCUMENTS, TRANSACTED):
             found = store.documents.get(key)
             tell("document", key, None if found is None else found.value.decode())
 
@@ -161,6 +166,8 @@ class Worker:
                 self._change_document()
             if self._keys.random() < 0.4:
                 self._work_by_key()
+            if self._transactions.random() < 0.4:
+                self._transact()
             if self._changes.random() < 0.1:
                 made = self.store.topic(f"made/empty/{self._changes.randrange(20)}")
                 made.create()
@@ -420,6 +427,36 @@ class Worker:
             self._tell("moved", name, id_, text, self._environment(due_ms), new)
             self._recent.append((name, new, text))
 
+    def _transact(self) -> None:
+        """At once: acknowledge, send to both topics, take a message back, and put the document."""
+        chance, now_ms = self._transactions, self.clock.now_ms()
+        name, subscription = chance.choice([row for row in self._subscriptions if row[1].name == DURABLE])
+        acked = self._get(name, subscription)
+        sends: list[tuple[str, Message]] = []
+        for topic in TOPICS:
+            for _ in range(chance.choice((1, 1, 2, 6))):
+                due_ms = now_ms + chance.choice((0, chance.randrange(1, 4 * SPAN_MS)))
+                sends.append((topic, Message(self._text() + b"." * chance.choice((0, 300)), deliver_at=due_ms)))
+        texts = [(topic, [text_of(each) for to, each in sends if to == topic]) for topic in TOPICS]
+        acked_texts, document = [text_of(each) for each in acked], self._text().decode()
+        taken = self._recent.pop(chance.randrange(len(self._recent))) if self._recent else None
+        if taken is not None:
+            self._tell("cancelling", taken[2])
+        self._tell("acking", name, DURABLE, acked_texts)
+        self._tell("changing", TRANSACTED, document)
+        self._tell("transacting", texts, name, acked_texts, document)
+        with self.store.transaction() as transaction:
+            transaction.ack(acked)
+            ids = [transaction.send(to, each.payload, deliver_at=each.deliver_at) for to, each in sends]
+            cancelled = None if taken is None else transaction.cancel(taken[0], taken[1], required=False)
+            transaction.put_document(TRANSACTED, document.encode())
+        for (to, each), id_ in zip(sends, ids, strict=True):
+            self._tell_sent(to, [each], [id_.value])
+        self._tell("acked", name, DURABLE, acked_texts)
+        self._tell("changed", TRANSACTED, document)
+        if taken is not None and cancelled is not None:
+            self._tell(*(("cancelled", *taken) if cancelled.value else ("refused", taken[2])))
+
     def _compact(self) -> None:
         """Finish the next generation of a closed partition, worth it or not; the store adopts it at a later tick."""
         engine = self.store._engine
@@ -452,15 +489,9 @@ class Worker:
         return sum(self._receive(name, subscription, durable=durable) for name, subscription in self._subscriptions)
 
     def _receive(self, topic: str, subscription: Subscription, *, durable: bool = False) -> bool:
-        messages = subscription.receive(self.random.randrange(1, 9), timeout=0)
+        messages, where = self._get(topic, subscription), (topic, subscription.name)
         if not messages:
             return False
-        now_ms, where = self.store.clock.now_ms(), (topic, subscription.name)
-        for message in messages:
-            # What went into the main log directly was due then; the clock may have been set back while it was closed.
-            if message.due_ms > now_ms and tuple(message.message_id) != tuple(message.position):
-                self._tell("trouble", f"{message.message_id} was delivered {message.due_ms - now_ms} ms early")
-        self._tell("got", *where, [[*each.message_id, *each.position, text_of(each)] for each in messages])
         texts = [text_of(message) for message in messages]
         if subscription.name == DURABLE or durable:
             self._tell("acking", *where, texts)
@@ -473,6 +504,18 @@ class Worker:
             self._tell("acking", *where, texts)
             subscription.ack(messages)
         return True
+
+    def _get(self, topic: str, subscription: Subscription) -> list[ReceivedMessage]:
+        """Receive a few, if there are some."""
+        messages, now_ms = subscription.receive(self.random.randrange(1, 9), timeout=0), self.store.clock.now_ms()
+        for message in messages:
+            # What went into the main log directly was due then; the clock may have been set back while it was closed.
+            if message.due_ms > now_ms and tuple(message.message_id) != tuple(message.position):
+                self._tell("trouble", f"{message.message_id} was delivered {message.due_ms - now_ms} ms early")
+        rows = [[*each.message_id, *each.position, text_of(each)] for each in messages]
+        if rows:
+            self._tell("got", topic, subscription.name, rows)
+        return messages
 
 
 def text_of(message: Message | ReceivedMessage | ScheduledMessage) -> str:
