@@ -13,6 +13,7 @@ written, and its rows are applied along.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -29,8 +30,11 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import GroupContent, RawGroup
+from duelog.store.wal.segment import SEGMENT_VERSION, GroupContent, RawGroup
 from duelog.store.wal.write_ahead_log import WriteAheadLog
+
+_log = logging.getLogger("duelog.config")
+_UPGRADED = "%s: its log had version %d and has %d from now on: versions of duelog before this refuse the store"
 
 
 class Checkpoint:
@@ -288,6 +292,8 @@ class WalSegments:
             self._is_short = False
         except OSError as error:
             raise self._main.fail(error) from error
+        if active is not None and active.version < SEGMENT_VERSION:
+            _log.warning(_UPGRADED, self._main.path.parent, active.version, SEGMENT_VERSION)
         if goes_on and active is not None:
             self._ended_bytes += active.size
             return

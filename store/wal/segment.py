@@ -196,7 +196,7 @@ class Segment:
         self._file = SegmentFile(self._path)
         try:
             versions = READ_VERSIONS if at is not None else (SEGMENT_VERSION,)
-            self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id, versions)
+            self.version, self.size = _read_header(self._file.read(_GROUPS_AT), self._path, store_id, versions)
         except BaseException:
             self._file.close()
             raise
@@ -290,7 +290,7 @@ def read_segment(directory: Path, number: int, store_id: bytes) -> SegmentConten
     """
     path = directory / file_name(number)
     content = path.read_bytes()
-    size = _read_header(content, path, store_id, READ_VERSIONS)
+    _, size = _read_header(content, path, store_id, READ_VERSIONS)
     if len(content) < size:
         raise DamagedStore(path, f"ends at byte {len(content)} of {size}")
     groups: list[Group] = []
@@ -458,8 +458,8 @@ def _seed(at: int, store_id: bytes) -> int:
     return crc32(store_id, crc32(_PLACE.pack(at)))
 
 
-def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collection[int]) -> int:
-    """Check a header, and return the size that it says. Raises DamagedStore, FormatMismatch."""
+def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collection[int]) -> tuple[int, int]:
+    """Check a header, and return the version and the size that it says. Raises DamagedStore, FormatMismatch."""
     fields = content[_CRC.size : _CRC.size + _HEADER.size]
     if len(fields) < _HEADER.size or crc32(fields) != _CRC.unpack_from(content, 0)[0]:
         raise DamagedStore(path, "does not begin like a segment of the write-ahead log")
@@ -468,7 +468,7 @@ def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collecti
         raise DamagedStore(path, "belongs to another store")
     if version not in versions:
         raise FormatMismatch(path, "version", version, SEGMENT_VERSION)
-    return int(size)
+    return int(version), int(size)
 
 
 def _make(path: Path, store_id: bytes, size: int) -> None:
