@@ -260,5 +260,5 @@ class StoreConfig:
 
     @property
     def sets_bodies_apart(self) -> bool:
-        """True where bodies of large runs go to files of their own: a copy elsewhere is made of the log alone."""
-        return self.durability == "commit" and self.replica is None
+        """True where bodies of large runs go to files of their own."""
+        return self.local_durability == "commit"

@@ -1,24 +1,35 @@
 """Reading the write-ahead log on from a place, beside the thread that writes it; and keeping what is not read yet.
 
 A segment that is applied would be used again. One that has groups to be shipped is put aside in wal/ as NUMBER.kept
-until the tail has passed it (`KeptSegments`), where recovery and readers do not look.
+until the tail has passed it (`KeptLog`), where recovery and readers do not look. Body files have a second name in
+wal/bodies/: one that goes with its ledger or its partition stays there until the groups that name it are passed. A
+group is read with its bodies in it, as if it had been written so.
 """
 
+import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from duelog.partitions.partition import environment_path
+from duelog.store.codec.run import Run, is_apart
 from duelog.store.config import MIB
-from duelog.store.files.directory import move
-from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
+from duelog.store.env.body_file import DIRECTORY as BODIES
+from duelog.store.env.body_file import BodyReader, body_files
+from duelog.store.errors import CorruptEntry
+from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
+from duelog.store.wal.segment import RawGroup, Row, RowKind, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 
 class LogLost(Exception):
     """The log cannot be read on from a place: what follows it is gone."""
 
+
+_NONE = 1 << 62
+"""In place of the segment that is needed: none is."""
 
 _USED_AGAIN = 2
 """Segments that stay, once they are shipped, for the log to use again."""
@@ -28,14 +39,16 @@ def _kept_name(number: int) -> str:
     return f"{number:012d}.kept"
 
 
-class KeptSegments:
-    """Segments of a store that are applied, and not shipped. Thread-safe."""
+class KeptLog:
+    """Segments of a store that are applied, and not shipped, and body files that unshipped groups name. Thread-safe."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         """`path`: of the store. All segments are needed until `passed` says which are not."""
         self._directory = path / DIRECTORY
         self._most_bytes = most_bytes
         self._needed = 0
+        self._removed: dict[Path, int] = {}
+        """Body files that are there for the copy alone, and a place behind all groups that name them."""
         self._lock = threading.Lock()
         self.lost = False
         """True once segments were given up since they took more than `most_bytes`."""
@@ -56,11 +69,40 @@ class KeptSegments:
                 self._remove_all()
             return free
 
+    def keep_bodies(self, path: Path) -> None:
+        """Have a body file stay when its name goes, until `passed_bodies` removes it.
+
+        Where a file system has one name for each file a removal before a group is shipped leaves a gap in the copy.
+        """
+        link = self._directory / BODIES / path.name
+        with self._lock, suppress(OSError):
+            if self._needed < _NONE:
+                make_directory(link.parent)
+                os.link(path, link)
+                sync_directory(link.parent)
+
+    def passed_bodies(self, shipped: int, written: Callable[[], int]) -> None:
+        """Remove body files that have no other name, and whose groups lie before the place `shipped`.
+
+        written: tells the place of the next group.
+        """
+        with self._lock:
+            alone = self._bodies_alone()
+            end = written()  # after the look: no group behind it names them
+            self._removed = {path: self._removed.get(path, end) for path in alone}
+            for path, place in self._removed.items():
+                if place <= shipped:
+                    path.unlink()
+
+    def _bodies_alone(self) -> list[Path]:
+        """The body files that are kept for the copy alone."""
+        return [path for path in body_files(self._directory).values() if path.stat().st_nlink == 1]
+
     @property
     def bytes(self) -> int:
-        """Bytes of the segments put aside."""
+        """Bytes of the segments put aside, and of body files that have no other name."""
         size = 0
-        for path in self._directory.glob("*.kept"):
+        for path in (*self._directory.glob("*.kept"), *self._bodies_alone()):
             with suppress(FileNotFoundError):
                 size += path.stat().st_size
         return size
@@ -77,8 +119,9 @@ class KeptSegments:
     def give_up(self) -> None:
         """Remove all, and keep none any more."""
         with self._lock:
-            self._needed = 1 << 62
+            self._needed = _NONE
             self._remove_all()
+            remove_tree(self._directory / BODIES)
 
     def _passed(self) -> list[int]:
         """The segments that are put aside and not needed any more, ascending."""
@@ -86,7 +129,7 @@ class KeptSegments:
         return [number for number in there if number < self._needed]
 
     def _remove_all(self) -> None:
-        for path in self._directory.glob("*.kept"):
+        for path in (*self._directory.glob("*.kept"), *self._bodies_alone()):
             path.unlink(missing_ok=True)
 
 
@@ -99,6 +142,7 @@ class LogTail:
 
     def __init__(self, path: Path, store_id: bytes, place: int) -> None:
         """Begin at `place` (`place_of`), which need not be written yet. Raises LogLost."""
+        self._path = path
         self._directory = path / DIRECTORY
         self._store_id = store_id
         self._reader: SegmentReader | None = None
@@ -166,9 +210,29 @@ class LogTail:
         if group is None:
             reader.look_again()
             group = reader.read()
-        if group is None:
+        if group is None or group.verified(self._store_id) is None:
             raise LogLost(f"group {reader.sequence} of segment {self._number} of the log cannot be read")
         return group
+
+    def _whole(self, group: RawGroup) -> RawGroup:
+        """A group with the bodies that it names in it. Raises LogLost."""
+        rows = [] if group.apart == 0 else list(group.rows())
+        apart = [at for at, row in enumerate(rows) if row.kind == RowKind.RUN and is_apart(row.value)]
+        if not apart:
+            return group
+        kept = BodyReader(str(self._directory))
+        for at in apart:
+            rows[at] = rows[at]._replace(value=self._with_bodies(rows[at], kept))
+        return group.with_rows(self._store_id, rows)
+
+    def _with_bodies(self, row: Row, kept: BodyReader) -> memoryview | bytes:
+        with suppress(CorruptEntry):
+            environment = environment_path(self._path, row.start_ms)  # a file without a second name is there alone
+            for read in (kept, BodyReader(str(environment))):
+                run = Run("log", row.key, memoryview(row.value), read)
+                if run.bodies_fit:
+                    return run.whole()
+        raise LogLost("bodies that the log names are gone")
 
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
@@ -181,8 +245,8 @@ class LogTail:
             group = self._from_memory() or self._from_disk()
             self._passed(group)
             if group.row_count:
-                groups.append(group)
-                size += len(group.content)
+                groups.append(self._whole(group))
+                size += len(groups[-1].content)
         return groups
 
     def rest(self) -> Iterator[RawGroup]:
@@ -200,7 +264,7 @@ class LogTail:
                 raise lost from None  # the log goes on behind what cannot be read
             self._passed(group)
             if group.row_count:
-                yield group
+                yield self._whole(group)
 
     def _passed(self, group: RawGroup) -> None:
         if group.row_count:

@@ -4,6 +4,7 @@ A file is copied to the disk first, compacted, then uploaded; one at a time. One
 """
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -84,11 +85,13 @@ class ManifestFiles:
                     applied = applied_position(read.raw)
                     file = known.get((start_ms, generation, applied, None))
                     files.append(file or self._copy(scratch, start_ms, generation, applied, environment, read))
-                    for ledger_id, path in body_files(environment.path).items():  # a store with a copy appends to none
-                        size = path.stat().st_size
+                    for ledger_id, path in body_files(environment.path).items():
+                        if self._shipping.closing:
+                            return None
+                        size = path.stat().st_size  # all that the instant names, and perhaps more
                         kind = 0 if start_ms == MAIN_START else generation
                         bodies = ReplicaFile(start_ms, kind, size, "", size, 0, ledger_id)
-                        files.append(known.get(bodies.content) or self._put(bodies, path))
+                        files.append(known.get(bodies.content) or self._copy_bodies(scratch, bodies, path))
                 return self._drafted(point, tuple(files))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -112,6 +115,16 @@ class ManifestFiles:
         file = self._put(ReplicaFile(start_ms, generation, applied, "", 0, 0), target / "data.mdb")
         shutil.rmtree(target)
         return file
+
+    def _copy_bodies(self, scratch: Path, file: ReplicaFile, path: Path) -> ReplicaFile:
+        """Put a body file as long as it was: it is appended to meanwhile."""
+        require_space(scratch, file.size + _KEPT_BYTES, "to copy a file for the replica")
+        target = scratch / path.name
+        shutil.copyfile(path, target)
+        os.truncate(target, file.size)
+        put = self._put(file, target)
+        target.unlink()
+        return put
 
     def _put(self, file: ReplicaFile, path: Path) -> ReplicaFile:
         """Put what is at `path` into the bucket; `file` with its name, size and checksum."""

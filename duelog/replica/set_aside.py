@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 from duelog.delayed_store import DelayedStore
 from duelog.engine import Engine, open_engine
 from duelog.opening import stored_span_ms
-from duelog.partitions.partition import environment_path
 from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.config import StoreConfig
-from duelog.store.env.body_file import BodyReader
 from duelog.store.errors import CorruptEntry, DuelogError, ReplicaDamaged, ReplicaRefused
 from duelog.store.files.directory import make_directory, move, move_away, remove_tree, write_file
 from duelog.store.log import catalog
@@ -129,8 +127,7 @@ def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:
         for row in single_rows(group.rows()):
             if row.kind != RowKind.RUN:
                 continue
-            read = BodyReader(str(environment_path(engine.storage.path, row.start_ms)))
-            run = Run("log", row.key, memoryview(bytes(row.value)), read)
+            run = Run("log", row.key, memoryview(bytes(row.value)))
             topic = topics.get(run.ledger_id)
             if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:
                 yield from _of_run(run, topic)

@@ -5,7 +5,7 @@ answer is read back: it is there, or it is put again, the same bytes. Another's 
 store ships no more. So what is in the log is decided by who creates a number, and by nothing else.
 
 Order on the disk. A group is shipped once it is flushed, so that a power cut takes nothing back that the copy has; a
-segment is used again once it is shipped (`KeptSegments`), as far as `replica_keep_bytes` allows. Where the log cannot
+segment is used again once it is shipped (`KeptLog`), as far as `replica_keep_bytes` allows. Where the log cannot
 be read on, it goes on from the oldest segment that is needed, and the gap stays: a manifest begins behind it.
 
 Who leads. An object of a higher epoch under the next number is a fence: another machine leads, and this store fails.
@@ -52,7 +52,7 @@ from duelog.store.wal.wal_reader import DIRECTORY
 from .bucket import AlreadyThere, Bucket, log_name
 from .identity import Shipped, claim, read_shipped
 from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, unpack
-from .log_tail import KeptSegments, LogLost, LogTail
+from .log_tail import KeptLog, LogLost, LogTail
 from .manifest import Manifest, read_manifest
 
 _log = logging.getLogger("duelog.replica")
@@ -194,7 +194,7 @@ class Shipping:
         self.is_new_line = shipped is not None and shipped.new_line
         """True until the ids of a store that was taken over are set apart from those given out before."""
         self._shipped = Shipped(bucket.url) if shipped is None else shipped
-        self.kept = KeptSegments(path, config.replica_keep_bytes)
+        self.kept = KeptLog(path, config.replica_keep_bytes)
         self.figures = ShippingFigures()
         self.error: DuelogError | None = None
         self.ended = False
@@ -289,7 +289,7 @@ class Shipping:
 
     def appended(self, group: RawGroup) -> None:
         """Hear of a group that was appended. For the leader of the WAL writer."""
-        size, tail = len(group.content), self._tail
+        size, tail = len(group.content) + (group.apart or 0), self._tail
         if tail is not None:
             tail.heard(group)
         self._waiting_bytes += size
@@ -629,7 +629,7 @@ class Shipping:
     # -- the log -----------------------------------------------------------------------------------
 
     def _ship(self) -> None:
-        source = self._the_source()
+        source, end = self._the_source(), self._end
         self._mark(source)
         while self._pending is not None or (self._marks and not self._stopping):
             if self._pending is None:
@@ -638,6 +638,8 @@ class Shipping:
                     continue
             self._put(*self._pending)
             self._is_reached()
+        if self._tail is not None and self._pending is None and (self._end == end or self._end >> 32 != end >> 32):
+            self.kept.passed_bodies(self._tail.place, source.next_place)  # now and then: it looks at each of them
         self._note_waiting()
 
     def _is_reached(self) -> None:

@@ -95,8 +95,9 @@ class WalWriter:
         segments: WalSegments,
         config: StoreConfig,
         listeners: Sequence[StoreListener],
+        keep_bodies: Callable[[Path], None],
     ) -> None:
-        """`memtable` is that of `main`."""
+        """`memtable` is that of `main`. keep_bodies: is told of a body file before the first group that names it."""
         self._main = main
         self.memtable = memtable
         self._segments = segments
@@ -115,6 +116,7 @@ class WalWriter:
         self._closed = False
         self._process = here.pid
         self._listeners = listeners
+        self._keep_bodies = keep_bodies
 
     def write(self, work: Work[T]) -> T:
         """Run `work` and return its value once the rows of its group are as durable as the store's durability says.
@@ -196,7 +198,7 @@ class WalWriter:
             content, weight, position = batch.content, batch.weight, 0
             if weight:
                 size = content.size
-                if size > self.largest_group and len(units) > 1:
+                if size + content.apart > self.largest_group and len(units) > 1:
                     return self._halves(units)
                 if size > self._largest_unit:
                     current = units[0]
@@ -263,6 +265,8 @@ class WalWriter:
             jobs.finish()
         finally:
             jobs.cancel()
+        for path in batch.bodies.keys() - self._body_files:
+            self._keep_bodies(path)
         if len(self._body_files) >= _MOST_NAMED:  # days come and go: those in use are flushed once more
             self._body_files.clear()
         self._body_files.update(batch.bodies)

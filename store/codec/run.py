@@ -201,6 +201,11 @@ def has_bodies(value: Buffer) -> bool:
     return value[5] == RunKind.MESSAGES
 
 
+def is_apart(value: Buffer) -> bool:
+    """Return whether a run has its bodies in a body file."""
+    return value[4] == APART_VERSION
+
+
 def set_apart(key: bytes, value: Buffer, at: int) -> tuple[bytes, Buffer]:
     """Split the value of a MESSAGES run: one whose bodies begin at byte `at` of the body file, and the bodies."""
     _, _, _, flags, count, _, _, _ = HEADER.unpack_from(value)

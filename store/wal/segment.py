@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -92,18 +92,19 @@ class Row(NamedTuple):
 
 
 class GroupContent(NamedTuple):
-    """The rows of a group as they are written: how many, and their bytes."""
+    """The rows of a group as they are written: how many, and their bytes.
+
+    apart: how many bytes more they would be with the bodies that lie in body files.
+    """
 
     row_count: int
     content: Buffer
+    apart: int = 0
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> GroupContent:
         """The content of a group of these rows."""
-        parts: list[Buffer] = []
-        for kind, start_ms, key, value in rows:
-            parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
-        return cls(len(rows), b"".join(parts))
+        return cls(len(rows), b"".join(_parts_of(rows)))
 
     @property
     def size(self) -> int:
@@ -123,6 +124,14 @@ class GroupContent(NamedTuple):
             else:
                 copy = copy or bytes(content)  # slices of it are bytes
                 yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
+
+
+def _parts_of(rows: Iterable[Row]) -> list[Buffer]:
+    """The bytes of rows, in parts."""
+    parts: list[Buffer] = []
+    for kind, start_ms, key, value in rows:
+        parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
+    return parts
 
 
 _NO_ROWS = GroupContent(0, b"")
@@ -226,13 +235,13 @@ class Segment:
 
         One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
         """
-        row_count, content = rows
+        row_count, content, apart = rows
         header = _GROUP.pack(self.number, self._sequence, self._flushed, row_count, len(content))
         crc = crc32(content, crc32(header, _seed(self._at, self._store_id)))
         group = b"".join((_CRC.pack(crc), header, content))
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
-        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group)
+        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group, apart)
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
         if flush and self._flushed == self._sequence:
             self._file.write_through(group, self._at)
@@ -388,12 +397,30 @@ class SegmentFollower:
 
 
 class RawGroup(NamedTuple):
-    """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes."""
+    """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes.
+
+    apart: how many bytes more it would have with the bodies that lie in body files; None: not known.
+    """
 
     position: int
     at: int
     row_count: int
     content: bytes | memoryview
+    apart: int | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """Iterate over its rows, in order, unverified."""
+        return GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows()
+
+    def with_rows(self, store_id: bytes, rows: Sequence[Row]) -> RawGroup:
+        """The group that would lie there if it had been written with other rows, and no bodies apart."""
+        parts = _parts_of(rows)
+        number, sequence, flushed, _, _ = _GROUP.unpack_from(self.content, _CRC.size)
+        header = _GROUP.pack(number, sequence, flushed, len(rows), sum(map(len, parts)))
+        crc = crc32(header, _seed(self.at, store_id))
+        for part in parts:
+            crc = crc32(part, crc)
+        return self._replace(row_count=len(rows), content=b"".join((_CRC.pack(crc), header, *parts)), apart=0)
 
     def verified(self, store_id: bytes) -> Group | None:
         """The group that it is; None: its bytes are not those that were written."""

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ..env.body_file import DIRECTORY as BODIES
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
-from ..files.directory import make_directory, move
+from ..files.directory import make_directory, move, remove_tree
 from ..files.failpoints import reach
 from .segment import GroupContent, RawGroup, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
@@ -41,8 +42,10 @@ class WriteAheadLog:
             self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
         for unmade in self._directory.glob("*.tmp"):  # a crash left it
             unmade.unlink()
-        for kept in self._directory.glob("*.kept") if keep is None else ():
-            kept.unlink()
+        if keep is None:
+            for kept in self._directory.glob("*.kept"):
+                kept.unlink()
+            remove_tree(self._directory / BODIES)
         numbers = numbers_in(self._directory)
         self._spare = self._keep([number for number in numbers if number < found.oldest])
         self._ended = [number for number in numbers if found.oldest <= number < found.last]

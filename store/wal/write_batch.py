@@ -168,6 +168,8 @@ class WriteBatch(Staging):
         """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
         self.bodies: dict[Path, StagedBodies] = {}
         """By body file, what is appended to it before the group."""
+        self._apart = 0
+        """Bytes that its rows would be more with those bodies in them."""
         self.entries = 0
         """Entries appended to ledgers."""
         self.runs: list[tuple[Memtable, int, LedgerRow]] = []
@@ -204,7 +206,7 @@ class WriteBatch(Staging):
     @property
     def content(self) -> GroupContent:
         """Its rows as they are written."""
-        return GroupContent(self._row_count, b"".join(self._parts))
+        return GroupContent(self._row_count, b"".join(self._parts), self._apart)
 
     def set_apart(self, directory: Path, ledger_id: int, key: bytes, value: Buffer) -> Buffer:
         """The value of a run for the log: of a large one without its bodies, which go to a file of their own.
@@ -220,9 +222,10 @@ class WriteBatch(Staging):
             if not large:
                 return value
             staged = self.bodies[path] = StagedBodies(end_of(path))
-        value, bodies = set_apart(key, value, staged.end)
+        short, bodies = set_apart(key, value, staged.end)
         staged.add(bodies)
-        return value
+        self._apart += len(value) - len(short)
+        return short
 
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Have `callback` run once the group is durable and memory knows its rows; it must not raise."""

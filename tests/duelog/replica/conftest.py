@@ -2,7 +2,14 @@
 
 import pytest
 
+from duelog.store.wal import write_batch
 from tests.duelog.replica.faulty import FaultyBucket
+
+
+@pytest.fixture(autouse=True)
+def _little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any batch has its bodies in body files, where a store flushes its groups."""
+    monkeypatch.setattr(write_batch, "LARGE_BYTES", 100)
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 import sys
 
 from duelog import DelayedStore, StoreConfig
+from duelog.store.wal import write_batch
 
 
 def main(path: str, url: str, begin: str) -> None:
     """Send messages over several days from a number on, acknowledge what is due, reschedule some."""
+    write_batch.LARGE_BYTES = 100
     config = StoreConfig(
         replica=url, ship_ms=1, ship_bytes=1 << 16, wal_bytes=64 << 10, partition_ms=3_600_000, ledger_max_entries=50
     )
@@ -22,6 +24,11 @@ def main(path: str, url: str, begin: str) -> None:
                 else:
                     topic.send(b"%d" % number)
                 print(number, flush=True)
+                if number % 10 == 0:  # a large run
+                    batch = range(number + 1, number + 5)
+                    topic.send_payloads([b"%d" % each for each in batch], deliver_after=3600 * (number % 20 // 5))
+                    print(*batch, sep="\n", flush=True)
+                    number = batch[-1]
                 for message in reader.receive(10, timeout=0):
                     print(f"acknowledging {message.payload.decode()}", flush=True)
                     reader.ack(message, durable=True)

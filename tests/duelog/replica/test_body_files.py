@@ -1,54 +1,282 @@
-"""A store that has body files and gets a copy: its manifest has them, and its log has all that is sent from then on."""
+"""Large runs of a store with a copy: their bodies are written once, to body files, and each group is shipped with them.
 
+They are shipped whatever becomes of the file meanwhile: it has a second name until the groups that name it are shipped.
+"""
+
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
+from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.errors import ReplicaRefused
 from duelog.replica import manifest
+from duelog.replica.log_tail import KeptLog
+from duelog.replica.manifest_files import ManifestFiles
+from duelog.store.config import MIB
 from duelog.store.wal import write_batch
+from tests.cleanup.compacting import plan_compaction
 from tests.conftest import OpenStore, applied
-from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship
+from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, restored, ship, shipping_of
+from tests.duelog.side_by_side import crashed
 
-CONFIG = StoreConfig(partition_ms=3_600_000, run_entries=8)
+HOUR_MS = 3_600_000
+ALONE = StoreConfig(partition_ms=HOUR_MS, run_entries=8, ledger_max_entries=40)
+CONFIG = replace(ALONE, replica=URL)
 LARGE = [b"%04d" % number * 100 for number in range(20)]
+SENT = sorted(LARGE * 2)
 
 
-@pytest.fixture(autouse=True)
-def _little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_batch, "LARGE_BYTES", 2_000)
-
-
-def send(store: DelayedStore) -> None:
-    """Send a large run to the main log and one to a partition."""
-    store.topic("t").send_batch([Message(body, deliver_after=hour * 3_600) for hour in (0, 2) for body in LARGE])
-
-
-def test_a_restore_has_the_bodies_of_files_and_of_the_log(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A version that knows no body files refuses the manifest, which says that it has some."""
+@pytest.fixture
+def store(open_store: OpenStore, bucket: FaultyBucket) -> DelayedStore:
+    """A store with a copy, a topic "t" that "s" has subscribed to, and a partition whose directory is made."""
     store = open_store(config=CONFIG)
     store.topic("t").subscribe("s").close()
-    send(store)  # the partition is vacant, and has no body file yet
-    send(applied(store))
-    store.close()
-    store = open_store(config=replace(CONFIG, replica=URL))
-    files = set(store.path.rglob("*.bodies"))
-    assert len(files) == 2
+    store.topic("t").cancel(store.topic("t").send(b".", deliver_after=7_200))
+    ship(applied(store))
+    return store
+
+
+def send(store: DelayedStore) -> int:
+    """Send a large run to the main log, and one to the partition; the place of the group."""
+    store.topic("t").send_batch([Message(body, deliver_after=hour * 3_600) for hour in (0, 2) for body in LARGE])
+    return place(store)
+
+
+def place(store: DelayedStore) -> int:
+    """The place of the last group."""
+    return shipping_of(store)._the_source().next_place() - 1
+
+
+def received(store: DelayedStore, clock: ManualClock) -> list[bytes]:
+    """All that the subscription gets in five hours, sorted; it is acknowledged, trimmed and deleted."""
+    found = []
+    for _ in range(5):
+        store.tick()
+        with store.topic("t").subscribe("s") as reader:
+            while batch := reader.receive(1_000, timeout=0):
+                found += [message.payload for message in batch]
+                reader.ack(batch, durable=True)
+        clock.advance(HOUR_MS)
+    return sorted(found)
+
+
+def of_copy(bucket: FaultyBucket, path: Path, now_ms: int, group: int | None = None) -> list[bytes]:
+    """What the subscription gets of a copy that is restored, and is sound."""
+    restored(bucket, path, group=group)
+    clock = ManualClock(now_ms)
+    with DelayedStore.open(path, ALONE, clock=clock) as copy:
+        assert list(copy.check(deep=True)) == []
+        return received(copy, clock)
+
+
+def kept(store: DelayedStore) -> list[str]:
+    """The second names of body files."""
+    return sorted(path.name for path in (store.path / "wal").rglob("*.bodies"))
+
+
+def delete_topic(store: DelayedStore, clock: ManualClock) -> None:
+    """Have the files of the main log go, and with the hours those of the partition."""
+    store.delete_topic("t")
+    store.topic("t").subscribe("s").close()
+    received(store, clock)
+
+
+def compacted(store: DelayedStore, clock: ManualClock) -> None:
+    """Have a generation without body files take the place of the partition's."""
+    clock.advance(4 * HOUR_MS)
+    store.tick()
+    partitions = store._engine.storage.partitions
+    with partitions.lease(next(iter(partitions))) as partition:
+        plan = plan_compaction(store._engine.storage.main, partition)
+        staged = stage_generation(store.path, partition.environment, plan)
+    hand_over(store.path, staged)
+    assert store.tick().adopted == 1
+
+
+def consumed(store: DelayedStore, clock: ManualClock) -> None:
+    """Have all be acknowledged, the main log be trimmed and the partition be deleted."""
+    with store.topic("t").subscribe("s") as reader:
+        for _ in range(3):
+            store.topic("t").send_payloads([b"rolls the ledger"] * 40)
+            reader.ack(reader.receive(1_000))
+    assert received(store, clock) == sorted(LARGE)
+
+
+REMOVERS = {"consumed": consumed, "topic deleted": delete_topic, "compacted": compacted}
+
+
+def test_bodies_are_written_once_and_shipped_in_their_groups(
+    store: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Before, a store with a copy wrote them to its log and to LMDB; the copy's form is what it was."""
     send(store)
-    assert set(store.path.rglob("*.bodies")) == files
+    applied(store)
+    holding = [path for path in store.path.rglob("*") if path.is_file() and LARGE[3] in path.read_bytes()]
+    assert {path.suffix for path in holding} == {".bodies"}
+    assert len({path.stat().st_ino for path in holding}) == 2
     ship(store)
-    restored(bucket, tmp_path / "restored")
-    copy = open_store(tmp_path / "restored", CONFIG)
-    assert len(list(copy.path.rglob("*.bodies"))) == 2
-    assert list(copy.check(deep=True)) == []
-    clock.advance(3 * 3_600_000)
-    copy.tick()
-    with copy.topic("t").subscribe("s") as reader:
-        assert sorted(message.payload for message in reader.receive(1_000)) == sorted(LARGE * 6)
+    assert b"".join(bytes(raw.content) for raw in log_of(bucket)[-1].raw).count(LARGE[3]) == 2
+    assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == SENT
+    assert not list((tmp_path / "restored").rglob("*.bodies"))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("remover", REMOVERS)
+def test_bodies_that_are_removed_before_they_are_shipped_are_in_the_copy(
+    remover: str,
+    is_kept: bool,
+    store: DelayedStore,
+    bucket: FaultyBucket,
+    tmp_path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong engine gives them no second name: its copy has a hole, and cannot be restored as of the send."""
+    if not is_kept:
+        monkeypatch.setattr(KeptLog, "keep_bodies", lambda *_: None)
+        store.close()
+        store = DelayedStore.open(store.path, CONFIG, clock=clock)
+        ship(store)
+    sent_ms, sent = clock.now_ms(), send(store)
+    applied(store)
+    files = set(store.path.rglob("*.bodies"))
+    REMOVERS[remover](store, clock)
+    assert not files <= set(store.path.rglob("*.bodies"))
+    if not is_kept:
+        ship(applied(store))
+        with pytest.raises(ReplicaRefused):
+            of_copy(bucket, tmp_path / "restored", sent_ms, sent)
+        store.close()
+        return
+    ship(store)
+    assert of_copy(bucket, tmp_path / "restored", sent_ms, sent) == SENT
+    ship(store)  # there is nothing to ship: it looks for files that are there for the copy alone
+    assert all(path.stat().st_nlink > 1 for path in (store.path / "wal").rglob("*.bodies"))
+
+
+def test_a_crash_before_they_are_shipped_leaves_the_bodies_of_what_was_trimmed(
+    store: DelayedStore, open_store: OpenStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Opening removes the files that no run names, and the copy has them from their second names."""
+    sent_ms, sent = clock.now_ms(), send(store)
+    consumed(store, clock)
+    applied(store)
+    again = open_store(crashed(store, tmp_path / "again"), CONFIG)
+    assert kept(again)
+    ship(again)
+    assert of_copy(bucket, tmp_path / "restored", sent_ms, sent) == SENT
+    ship(again)
+    assert kept(again) == []
+
+
+def test_removed_bodies_beyond_replica_keep_bytes_are_given_up(
+    open_store: OpenStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As segments are that cannot be shipped: the copy goes on with a new manifest, and the disk has its space."""
+    monkeypatch.setattr(write_batch, "LARGE_BYTES", 96 << 10)
+    store = open_store(config=replace(CONFIG, replica_keep_bytes=MIB, ship_bytes=64 << 10))
+    topic = store.topic("t")
+    with topic.subscribe("s") as reader:
+        ship(applied(store))
+        bucket.is_down = True
+        for _ in range(4):
+            topic.send_payloads([b"x" * 20_000] * 40)
+            reader.ack(reader.receive(1_000), durable=True)
+            applied(store)
+            store.tick()
+    applied(store)
+    assert shipping_of(store).kept.lost
+    assert shipping_of(store).kept.bytes < MIB
+    bucket.is_down = False
+    topic.send_payloads(LARGE, deliver_after=60)
+    ship(applied(store))
+    ship(store)
+    assert shipping_of(store).figures.manifests == 2
+    assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == sorted(LARGE)
+
+
+def test_a_file_system_with_one_name_for_a_file_keeps_the_store_going(
+    store: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies are read where they are, as of a store that had none of a copy when they were sent."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refused)
+    sent = send(store)
+    assert kept(store) == []
+    ship(store)
+    assert of_copy(bucket, tmp_path / "restored", clock.now_ms(), sent) == SENT
+
+
+def test_a_store_that_gets_a_copy_has_the_bodies_of_before(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In files of the manifest, and what is not applied in its log; a version that knows no body files refuses it."""
+    store = open_store(config=ALONE)
+    store.topic("t").subscribe("s").close()
+    store.topic("t").cancel(store.topic("t").send(b".", deliver_after=7_200))
+    for _ in range(2):
+        store.topic("t").send_batch([Message(body, deliver_after=7_200) for body in LARGE])
+        applied(store)
+    store.topic("t").send_batch([Message(body, deliver_after=7_200) for body in LARGE])
+    store = open_store(crashed(store, tmp_path / "killed"), CONFIG)
+    ship(store)
+    ship(store)
+    assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == sorted(LARGE * 3)
+    assert list((tmp_path / "restored").rglob("*.bodies"))
     monkeypatch.setattr(manifest, "FORMATS", (1,))
     with pytest.raises(ReplicaRefused, match="format 2"):
         restored(bucket, tmp_path / "by the version before")
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_body_file_that_grows_while_a_manifest_is_made_is_what_it_was(
+    cuts: bool,
+    store: DelayedStore,
+    bucket: FaultyBucket,
+    tmp_path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong engine puts what is there by then: its size is not that of the manifest, which is passed over."""
+    send(store)
+    applied(store)
+    put, grown = bucket.put, list[str]()
+
+    def meanwhile(name: str, content: Any) -> None:
+        if name.startswith("files/"):
+            grown.append(name)
+            send(store)
+        put(name, content)
+
+    monkeypatch.setattr(bucket, "put", meanwhile)
+    if not cuts:
+        monkeypatch.setattr(ManifestFiles, "_copy_bodies", lambda made, _, file, path: made._put(file, path))
+    shipping_of(store).make_manifest()
+    ship(store)
+    assert grown
+    monkeypatch.undo()
+    found = restored(bucket, tmp_path / "restored")
+    assert bool(found.passed_over) == (not cuts)
+
+
+def test_damage_in_a_body_file_comes_to_the_copy_as_damage(
+    store: DelayedStore, bucket: FaultyBucket, tmp_path: Path
+) -> None:
+    """The checksum of a body is that of its sender: who reads the copy finds the one that is damaged."""
+    send(store)
+    for path in store.path.glob("main/bodies/*"):
+        content = bytearray(path.read_bytes())
+        content[content.index(LARGE[3]) + 50] ^= 1
+        path.write_bytes(content)
+    ship(store)
+    store.close()
+    restored(bucket, tmp_path / "restored")
+    with DelayedStore.open(tmp_path / "restored", ALONE, clock=ManualClock(0)) as copy:
+        assert [found.code for found in copy.check(deep=True)] == ["corrupt-entry"]

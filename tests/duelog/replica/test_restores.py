@@ -26,18 +26,22 @@ def test_a_restore_at_any_group_is_what_the_store_had_then(
     """Sends, cancels, firings, closings, deletions, compactions and restarts between: none is early, late or lost."""
     random = Random(seed)
     monkeypatch.setattr("duelog.replica.shipping.MANIFEST_MS", random.choice((1_000, 7_200_000, 1 << 50)))
-    busy = BusyStore(tmp_path / "store", seed, replica=URL, ship_bytes=1 << 16)
+    durability = "commit" if seed % 2 else "none"
+    busy = BusyStore(tmp_path / "store", seed, replica=URL, ship_bytes=1 << 16, durability=durability)
     ship(busy.store)
     bucket.faults = random_faults(seed)
     moments: list[tuple[int, Twin]] = []
+    has_bodies = False
     for _ in range(60):
         busy.act(random.randrange(1, 4))
         if random.random() < 0.4:
             ship(busy.store)
         if random.random() < 0.1:
             busy.reopen()
+        has_bodies |= any(busy.store.path.rglob("*.bodies"))
         moments.append((shipping_of(busy.store)._the_source().next_place() - 1, busy.twin()))
     ship(busy.store)
+    assert has_bodies if seed == 1 else not has_bodies or durability == "commit"
     busy.store.close()
     for number, (place, twin) in enumerate([*random.sample(moments[10:], A_STORE - 1), moments[-1]]):
         path = tmp_path / f"restored-{number}"
