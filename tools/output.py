@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from .values import iso_time
@@ -41,9 +42,15 @@ def write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def answer(value: object, line: str, *, json_: bool) -> None:
+AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
+"""True while a command runs that was given --json."""
+
+in_json = AS_JSON.get
+
+
+def answer(value: object, line: str) -> None:
     """Print the result of a command: one JSON value for programs, or a line for people."""
-    if json_:
+    if in_json():
         write_json(value)
     else:
         write_line(line)

@@ -20,8 +20,7 @@ from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, short_names
 from .. import output
 from ..values import iso_time, time_ms
-from .options import NOTHING, Create, Given, Group, Json, Store, SubscriptionName, TopicName, argument, grouped, option
-from .place import Place, asked, command_at_place
+from .options import NOTHING, Create, Given, Group, Place, Store, SubscriptionName, TopicName, argument, asked, option
 
 if TYPE_CHECKING:
     from ... import DelayedStore, ReceivedMessage, Subscription
@@ -39,113 +38,95 @@ class Position(StrEnum):
     latest = "latest"
 
 
-@command_at_place(topics, "list")
+@topics.command("list")
 def list_topics(
     store: Place,
     namespace: Annotated[
         str | None, option("--namespace", "-n", "NAMESPACE", "Only of this: tenant/namespace.")
     ] = None,
     limit: Annotated[int | None, option("At most this many.", min=1)] = None,
-    json_: Json = False,
 ) -> None:
     """List topics; partitions each by itself. With --json by their full names.
 
-    ```
-    duelog topics list --server http://localhost:8080 --namespace public/default
-    ```
+    $ duelog topics list --server http://localhost:8080 --namespace public/default
     """
     with store.opened() as there:
         for name in islice(there.topics(namespace), limit):
-            output.answer(name, output.printable(short_names(name)), json_=json_)
+            output.answer(name, output.printable(short_names(name)))
 
 
-@command_at_place(topics, "create")
+@topics.command("create")
 def create_topic(
     store: Place,
     topic: TopicName,
-    json_: Json = False,
 ) -> None:
     """Create a topic; one that is there stays as it is.
 
-    ```
-    duelog topics create data reminders
-    ```
+    $ duelog topics create data reminders
     """
     with store.opened(writes=True) as there:
         created = there.create_topic(topic)
-    output.answer({"created": created}, "created" if created else "it is there already", json_=json_)
+    output.answer({"created": created}, "created" if created else "it is there already")
 
 
-@command_at_place(topics, "delete")
+@topics.command("delete")
 def delete_topic(
     store: Place,
     topic: TopicName,
     force: Annotated[bool, option("--force", "Though producers or consumers use it: they are closed.")] = False,
-    json_: Json = False,
 ) -> None:
     """Delete a topic with its messages and subscriptions. Refused while producers or consumers use it.
 
-    ```
-    duelog topics delete data reminders
-    ```
+    $ duelog topics delete data reminders
     """
     with store.opened(writes=True) as there:
         there.delete_topic(topic, force)
-    output.answer({"deleted": True}, "deleted", json_=json_)
+    output.answer({"deleted": True}, "deleted")
 
 
-@command_at_place(subscriptions, "list")
+@subscriptions.command("list")
 def list_subscriptions(
     store: Place,
     topic: TopicName,
-    json_: Json = False,
 ) -> None:
     """List the subscriptions of a topic.
 
-    ```
-    duelog subscriptions list data reminders
-    ```
+    $ duelog subscriptions list data reminders
     """
     with store.opened() as there:
         for name in there.subscriptions(topic):
-            output.answer(name, output.printable(name), json_=json_)
+            output.answer(name, output.printable(name))
 
 
-@command_at_place(subscriptions, "create")
+@subscriptions.command("create")
 def create_subscription(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
     position: Annotated[Position, option("Where it begins.")] = Position.latest,
-    json_: Json = False,
 ) -> None:
     """Create a subscription; one that is there stays as it is.
 
-    ```
-    duelog subscriptions create data reminders mailer --position earliest
-    ```
+    $ duelog subscriptions create data reminders mailer --position earliest
     """
     with store.opened(writes=True) as there:
         created = there.create_subscription(topic, subscription, position.value)
-    output.answer({"created": created}, "created" if created else "it is there already", json_=json_)
+    output.answer({"created": created}, "created" if created else "it is there already")
 
 
-@command_at_place(subscriptions, "delete")
+@subscriptions.command("delete")
 def delete_subscription(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
-    json_: Json = False,
 ) -> None:
     """Delete a subscription with what it has not acknowledged. A server refuses that while it has consumers.
 
-    ```
-    duelog subscriptions delete data reminders mailer
-    ```
+    $ duelog subscriptions delete data reminders mailer
     """
     with store.opened(writes=True) as there:
         there.delete_subscription(topic, subscription)
-    output.answer({"deleted": True}, "deleted", json_=json_)
+    output.answer({"deleted": True}, "deleted")
 
 
 app = typer.Typer()
@@ -180,7 +161,6 @@ def receive(
         ConsumerType, option("--type", "How the subscription's consumers share its messages.")
     ] = ConsumerType.exclusive,
     create: Create = False,
-    json_: Json = False,
 ) -> None:
     """Receive messages as they become due, print each on a line, and acknowledge them.
 
@@ -188,9 +168,7 @@ def receive(
     that is not there is refused, unless --create makes it: a new subscription gets all that the topic still holds, and
     keeps what comes until it is received or unsubscribed.
 
-    ```
-    duelog receive data reminders mailer --create --max 10 --timeout 1m
-    ```
+    $ duelog receive data reminders mailer --create --max 10 --timeout 1m
     """
     from ..asking import attached
 
@@ -222,7 +200,7 @@ def receive(
             if not batch:
                 break
             for message in batch:
-                output.answer(output.message_json(message), output.message_line(message), json_=json_)
+                output.answer(output.message_json(message), output.message_line(message))
             sys.stdout.flush()
             received += len(batch)
             if ack:
@@ -242,26 +220,23 @@ def _due(consumer: "Subscription", most: int, timeout: float | None) -> "list[Re
     return found
 
 
-@command_at_place(app, "peek")
+@app.command("peek")
 def peek(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
     max_: Annotated[int, option("--max", "N", "At most this many messages.", min=1)] = 1,
-    json_: Json = False,
 ) -> None:
     """Show the first messages that are due and not acknowledged; nothing is handed out. Of a directory only.
 
-    ```
-    duelog peek data reminders mailer --max 10
-    ```
+    $ duelog peek data reminders mailer --max 10
     """
     with store.opened() as there:
         for message in there.peek(topic, subscription, max_):
-            output.answer(output.message_json(message), output.message_line(message), json_=json_)
+            output.answer(output.message_json(message), output.message_line(message))
 
 
-@command_at_place(app, "seek")
+@app.command("seek")
 def seek(
     store: Place,
     topic: TopicName,
@@ -269,17 +244,14 @@ def seek(
     to: Annotated[str | None, option("PLACE", "earliest, latest, or a position, such as 17:3.")] = None,
     due: Annotated[str | None, option("TIME", "The first message that was due then or later.")] = None,
     published: Annotated[str | None, option("TIME", "The first message that was sent then or later.")] = None,
-    json_: Json = False,
 ) -> None:
     """Have a subscription go on from another place: everything from there on is delivered (again).
 
     What is not due yet comes at its time either way; what was trimmed is gone. What consumers hold may be delivered
     twice.
 
-    ```
-    duelog seek data reminders mailer --to earliest
-    duelog seek data reminders mailer --due 2026-12-01T00:00Z
-    ```
+    $ duelog seek data reminders mailer --to earliest
+    $ duelog seek data reminders mailer --due 2026-12-01T00:00Z
     """
     given = [each for each in (to, due, published) if each is not None]
     if len(given) != 1:
@@ -292,46 +264,40 @@ def seek(
     with store.opened(writes=True) as there:
         position = there.seek(topic, subscription, target)
     shown = None if position is None else str(position)  # None: a server does not say
-    output.answer({"position": shown}, "moved" if shown is None else f"at {shown}", json_=json_)
+    output.answer({"position": shown}, "moved" if shown is None else f"at {shown}")
 
 
-@command_at_place(app, "skip")
+@app.command("skip")
 def skip(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
     max_: Annotated[int, option("--max", "N", "At most this many messages.", min=1)],
-    json_: Json = False,
 ) -> None:
     """Acknowledge the first messages that are due, for one subscription, without receiving them.
 
-    ```
-    duelog skip data reminders mailer --max 1
-    ```
+    $ duelog skip data reminders mailer --max 1
     """
     with store.opened(writes=True) as there:
         count = there.skip(topic, subscription, max_)
-    output.answer({"skipped": count}, "skipped" if count is None else f"skipped: {count}", json_=json_)
+    output.answer({"skipped": count}, "skipped" if count is None else f"skipped: {count}")
 
 
-@command_at_place(app, "expire")
+@app.command("expire")
 def expire(
     store: Place,
     topic: TopicName,
     subscription: SubscriptionName,
     older_than: Annotated[str, option("--older-than", "DURATION", "What has been due for so long: 30m, 2d.")],
-    json_: Json = False,
 ) -> None:
     """Acknowledge what has been due for long, for one subscription, without receiving it.
 
-    ```
-    duelog expire data reminders mailer --older-than 2d
-    ```
+    $ duelog expire data reminders mailer --older-than 2d
     """
     seconds = duration_seconds("--older-than", older_than)
     with store.opened(writes=True) as there:
         count = there.expire(topic, subscription, seconds)
-    output.answer({"expired": count}, "expired" if count is None else f"expired: {count}", json_=json_)
+    output.answer({"expired": count}, "expired" if count is None else f"expired: {count}")
 
 
 @app.command()
@@ -341,13 +307,10 @@ def pause(
     subscription: SubscriptionName,
     until: Annotated[str | None, option("TIME", "Go on by itself at this time.")] = None,
     for_: Annotated[str | None, option("--for", "DURATION", "Go on by itself after so long.")] = None,
-    json_: Json = False,
 ) -> None:
     """Hand nothing out to any consumer of a subscription until it is resumed; what is due waits, over restarts too.
 
-    ```
-    duelog pause data reminders mailer --for 1h30m
-    ```
+    $ duelog pause data reminders mailer --for 1h30m
     """
     until_ms = None if until is None else time_ms("--until", until)
     seconds = None if for_ is None else duration_seconds("--for", for_)
@@ -356,20 +319,18 @@ def pause(
     with asked(store, writes=True) as opened:
         until_ms = opened.pause(topic, subscription, until_ms, seconds)
     line = "paused" if until_ms is None else f"paused until {iso_time(until_ms)}"
-    output.answer({"paused": True, "paused_until_ms": until_ms}, line, json_=json_)
+    output.answer({"paused": True, "paused_until_ms": until_ms}, line)
 
 
 @app.command()
-def resume(store: Store, topic: TopicName, subscription: SubscriptionName, json_: Json = False) -> None:
+def resume(store: Store, topic: TopicName, subscription: SubscriptionName) -> None:
     """Hand out messages of a subscription again.
 
-    ```
-    duelog resume data reminders mailer
-    ```
+    $ duelog resume data reminders mailer
     """
     with asked(store, writes=True) as opened:
         opened.resume(topic, subscription)
-    output.answer({"paused": False}, "resumed", json_=json_)
+    output.answer({"paused": False}, "resumed")
 
 
 dead_letters = typer.Typer(
@@ -394,21 +355,17 @@ All = Annotated[bool, option("--all", "All that the other options leave.")]
 
 
 @dead_letters.command("list")
-@grouped
 def list_(
     store: Store,
     letters: Letters = NOTHING,
-    json_: Json = False,
 ) -> None:
     """List dead letters, oldest first: where they came from, why, and when their first and last delivery failed.
 
-    ```
-    duelog dead-letters list data --topic reminders
-    ```
+    $ duelog dead-letters list data --topic reminders
     """
     with asked(store, writes=False) as opened:
         found = list(opened.ask("dead_letters", _filters(letters)))
-    if json_:
+    if output.in_json():
         output.write_json_lines(_fields(letter) for letter in found)
         return
     rows = [
@@ -427,18 +384,14 @@ def list_(
 
 
 @dead_letters.command()
-@grouped
 def export(
     store: Store,
     file: Annotated[Path, argument("FILE", "The file to write; it must not exist.")],
     letters: Letters = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Write dead letters to a file, one JSON object a line with all that `list --json` has; they stay where they are.
 
-    ```
-    duelog dead-letters export data letters.jsonl --older-than 30d
-    ```
+    $ duelog dead-letters export data letters.jsonl --older-than 30d
     """
     filters, count = _filters(letters), 0
     with asked(store, writes=False) as opened:
@@ -455,51 +408,43 @@ def export(
             with suppress(OSError):
                 file.unlink()
             raise
-    output.answer({"exported": count}, f"exported: {count}", json_=json_)
+    output.answer({"exported": count}, f"exported: {count}")
 
 
 @dead_letters.command()
-@grouped
 def requeue(
     store: Store,
     ids: Ids = None,
     all_: All = False,
     delay: Annotated[str, option("--after", "--delay", "DURATION", "Due so long from now: 10m, 1d.")] = "0",
     letters: Letters = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Deliver dead letters again, at once or later, to the subscriptions that they came from; all of them or none.
 
-    ```
-    duelog dead-letters requeue data --all --topic reminders --after 1h
-    ```
+    $ duelog dead-letters requeue data --all --topic reminders --after 1h
     """
     filters = _filters(letters)
     wanted = {"delay": duration_seconds("--after", delay), "ids": _chosen(ids or [], all_), **filters}
     with asked(store, writes=True) as opened:
         count = opened.requeue_dead_letters(**wanted)
-    output.answer({"requeued": count}, f"requeued: {count}", json_=json_)
+    output.answer({"requeued": count}, f"requeued: {count}")
 
 
 @dead_letters.command()
-@grouped
 def purge(
     store: Store,
     ids: Ids = None,
     all_: All = False,
     letters: Letters = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Drop dead letters for good; all of those named or none.
 
-    ```
-    duelog dead-letters purge data 17:3
-    ```
+    $ duelog dead-letters purge data 17:3
     """
     wanted = {"ids": _chosen(ids or [], all_), **_filters(letters)}
     with asked(store, writes=True) as opened:
         count = opened.purge_dead_letters(**wanted)
-    output.answer({"purged": count}, f"purged: {count}", json_=json_)
+    output.answer({"purged": count}, f"purged: {count}")
 
 
 def _filters(letters: Given) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
 from .. import output as out
 from ..values import alone, iso_time, require_store, time_ms
-from .options import Json, Store, Stores, argument, end_fleet, in_fleet, option
-from .place import Place, asked, command_at_place
+from .options import Place, Store, Stores, argument, asked, end_fleet, in_fleet, option
 
 if TYPE_CHECKING:
     from ...operations.operations import Asked
@@ -29,29 +28,26 @@ app = typer.Typer()
 _MOST_HELD = 20
 
 
-@command_at_place(app, "stats")
+@app.command("stats")
 def stats(
     store: Place,
     topic: Annotated[str | None, argument("TOPIC", "Of this topic; else of the store.")] = None,
     topics: Annotated[int, option("Of the store: show this many of its topics, by name.", min=0)] = 20,
-    json_: Json = False,
 ) -> None:
     """Show the figures of a store and its topics, or of one topic and its subscriptions.
 
     Pending messages are not due yet; a subscription's backlog is due and not acknowledged. What consumers hold, and
     dead letters, are counted by the process that has the store open, since it opened it.
 
-    ```
-    duelog stats data
-    duelog stats data reminders
-    duelog stats --server http://localhost:8080 reminders
-    ```
+    $ duelog stats data
+    $ duelog stats data reminders
+    $ duelog stats --server http://localhost:8080 reminders
     """
     with store.opened() as there:
         if topic is None:
-            _store_stats(there, store.name, topics, json_)
+            _store_stats(there, store.name, topics)
         else:
-            _topic_stats(_chosen(there.ask("topic_figures", {"topic": topic})), json_)
+            _topic_stats(_chosen(there.ask("topic_figures", {"topic": topic})))
 
 
 _STORE_FIGURES = (
@@ -75,13 +71,13 @@ def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
     return {**figures, "subscriptions": of_subscriptions}
 
 
-def _store_stats(there: Asked, name: str, topics: int, json_: bool) -> None:
+def _store_stats(there: Asked, name: str, topics: int) -> None:
     found = there.ask("figures", {})
     figures = {name: found[name] for name in _STORE_FIGURES}
     if found.get("replica_lag_ms") is not None:
         figures |= {name: found[name] for name in _REPLICA_FIGURES}
     shown = list(islice(_figures(there), topics))
-    if json_:
+    if out.in_json():
         out.write_json({**figures, "shown": shown})
         return
     about = [(name.replace("_", " "), value) for name, value in figures.items() if not name.startswith("disk_")]
@@ -114,8 +110,8 @@ def _figures(there: Asked) -> Iterator[dict[str, Any]]:
                 raise
 
 
-def _topic_stats(topic: dict[str, Any], json_: bool) -> None:
-    if json_:
+def _topic_stats(topic: dict[str, Any]) -> None:
+    if out.in_json():
         out.write_json(topic)
         return
     about = (("pending", topic["pending"]), ("fired", topic["fired"]), ("entries of the main log", topic["entries"]),
@@ -128,26 +124,23 @@ def _topic_stats(topic: dict[str, Any], json_: bool) -> None:
     out.write_table(f"subscriptions: {len(cells):,}", columns, cells)
 
 
-@command_at_place(app, "partitions")
+@app.command("partitions")
 def partitions(
     store: Place,
-    json_: Json = False,
 ) -> None:
     """List the time partitions of a store: what is due when, and what it takes on disk.
 
     A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
     subscriptions of every topic in it have acknowledged what they received; references: how many have not.
 
-    ```
-    duelog partitions data
-    duelog partitions --server http://localhost:8080
-    ```
+    $ duelog partitions data
+    $ duelog partitions --server http://localhost:8080
     """
     with store.opened() as there:
         found = there.ask("partitions", {})
     from ...partitions.timespan import directory_name
 
-    if json_:
+    if out.in_json():
         out.write_json_lines({"partition": directory_name(each["start_ms"]), **each} for each in found)
         return
     columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
@@ -174,7 +167,6 @@ def partitions(
 def check(
     store: Store,
     deep: Annotated[bool, option("--deep", "Read and decode every payload too.")] = False,
-    json_: Json = False,
 ) -> None:
     """Look for damage: every page, checksum of headers and records, and whether all fits. Exit status 1: found some.
 
@@ -183,9 +175,7 @@ def check(
     Works beside a writing process, and on a store that would kill its reader: what the pages of a file make
     suspicious is read in a child process, whose death is a finding.
 
-    ```
-    duelog check data --deep
-    ```
+    $ duelog check data --deep
     """
     from ..store_check import check_punctuality, check_store
 
@@ -195,8 +185,8 @@ def check(
     findings = damage or check_punctuality(store)
     for finding in findings:
         line = f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}"
-        out.answer(asdict(finding), line, json_=json_)
-    if not json_:
+        out.answer(asdict(finding), line)
+    if not out.in_json():
         out.say(f"findings: {len(damage):,}")
     if damage:
         raise typer.Exit(1)
@@ -211,18 +201,15 @@ def dump(
     entries: Annotated[bool, option("--entries", "Every message and marker of the runs too.")] = False,
     wal: Annotated[bool, option("--wal", "The groups of the write-ahead log, and nothing else.")] = False,
     limit: Annotated[int | None, option("At most this many rows.", min=1)] = None,
-    json_: Json = False,
 ) -> None:
     """Print what lies in the store, key by key: the main environment, one time partition, or the write-ahead log.
 
     A run is what one commit appended to one ledger; markers point from the main log at messages of partitions. What
     is damaged is printed as such. docs/format.md says what the tables and fields are.
 
-    ```
-    duelog dump data --table FRONTIER
-    duelog dump data --partition 20261201T000000Z --entries
-    duelog dump data --wal
-    ```
+    $ duelog dump data --table FRONTIER
+    $ duelog dump data --partition 20261201T000000Z --entries
+    $ duelog dump data --wal
     """
     from ..dump import open_environment, partition_directory, rows, wal_rows
 
@@ -241,7 +228,7 @@ def dump(
             environment = stack.enter_context(closing(open_environment(path, name)))
             found = rows(environment, table=wanted, ledger_id=ledger, entries=entries)
         for row in islice(found, limit):
-            if json_:
+            if out.in_json():
                 out.write_json(row.as_json())
             else:
                 out.write_line(row.as_line())
@@ -270,7 +257,6 @@ def audit(
         Path | None, option("DIR", "Audit what `duelog export` wrote, in place of a store.")
     ] = None,
     html: Annotated[bool, option("--html", "Print the page in place of tables.")] = False,
-    json_: Json = False,
 ) -> None:
     """Look for what is lost, doubled, left over or held too long, and show what is kept. Exit status 1: findings.
 
@@ -281,11 +267,9 @@ def audit(
     listed with what holds it. docs/audit.md says what each finding means. Of several stores each is audited on its own;
     exit status 2: one of them could not be.
 
-    ```
-    duelog audit data --output report
-    duelog audit data --as-of 2026-12-24T00:00Z --json
-    duelog audit "stores/*" --output report
-    ```
+    $ duelog audit data --output report
+    $ duelog audit data --as-of 2026-12-24T00:00Z --json
+    $ duelog audit "stores/*" --output report
     """
     from ..audit.audit_report import PARQUET_MISSING, as_json, fleet_as_json, page, write_fleet_report, write_report
     from ..audit.audit_tables import Audit, is_faulty
@@ -296,7 +280,7 @@ def audit(
     if bool(stores) == (from_parquet is not None):
         given = " ".join(map(str, stores or ())) or None
         raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
-    if html and (json_ or is_fleet(stores or [])):
+    if html and (out.in_json() or is_fleet(stores or [])):
         raise InvalidArgument("--html", html, "expected one store, and no --json")
     if stores and is_fleet(stores):
         from ..spark.spark_jobs import audit_fleet
@@ -308,9 +292,9 @@ def audit(
         outcomes = in_fleet(audit_fleet, found, spark, master, verify=not headers, as_of_ms=as_of_ms)
         if output is not None and not write_fleet_report(outcomes, output):
             out.say(PARQUET_MISSING)
-        if json_:
+        if out.in_json():
             out.write_json(fleet_as_json(outcomes))
-        end_fleet(outcomes, None if json_ else lambda store, result: _show_audit(result), is_faulty)
+        end_fleet(outcomes, None if out.in_json() else lambda store, result: _show_audit(result), is_faulty)
         return
     store = stores[0] if stores else None
     if output is not None and store is not None:
@@ -330,7 +314,7 @@ def audit(
             result = audit_store(store, verify=not headers, as_of_ms=as_of_ms, progress=progress)
     if output is not None and not write_report(result, output):
         out.say(PARQUET_MISSING)
-    if json_:
+    if out.in_json():
         out.write_json(as_json(result))
     elif html:
         out.write_line(page(result))
@@ -379,51 +363,45 @@ Topic = Annotated[str | None, option("TOPIC", "Only this topic.")]
 
 
 @snapshots.command("list")
-def list_(store: Store, partition: Partition = None, topic: Topic = None, json_: Json = False) -> None:
+def list_(store: Store, partition: Partition = None, topic: Topic = None) -> None:
     """List the snapshots of a store by what their metadata says; works beside a writing process.
 
-    ```
-    duelog snapshot list data
-    ```
+    $ duelog snapshot list data
     """
     from ..snapshot_tool import list_snapshots
 
-    _show(list_snapshots(store, partition=partition, topic=topic), json_)
+    _show(list_snapshots(store, partition=partition, topic=topic))
 
 
 @snapshots.command()
-def verify(store: Store, partition: Partition = None, topic: Topic = None, json_: Json = False) -> None:
+def verify(store: Store, partition: Partition = None, topic: Topic = None) -> None:
     """Read every part of every snapshot. Exit status 1: one of them cannot be used.
 
     Refused while a process has the store open, which replaces them meanwhile: verify a backup. A snapshot that cannot
     be used costs nothing but the time of the next start.
 
-    ```
-    duelog snapshot verify data
-    ```
+    $ duelog snapshot verify data
     """
     from ..snapshot_tool import verify_snapshots
 
     with alone("it replaces snapshots while they are read: end it first, or verify a backup"):
         found = verify_snapshots(store, partition=partition, topic=topic)
-    _show(found, json_)
+    _show(found)
     if not all(each.usable for each in found):
         raise typer.Exit(1)
 
 
 @snapshots.command()
-def save(store: Store, json_: Json = False) -> None:
+def save(store: Store) -> None:
     """Have the process that has the store open save its delay indexes now, so that its next start is quick.
 
     Those that a start would soon have read anyway are not saved; a store that no process has open has none in memory.
 
-    ```
-    duelog snapshot save data
-    ```
+    $ duelog snapshot save data
     """
     with asked(store, writes=True) as opened:
         count = opened.save_snapshots()
-    out.answer({"saved": count}, f"saved: {count:,}", json_=json_)
+    out.answer({"saved": count}, f"saved: {count:,}")
 
 
 @snapshots.command()
@@ -434,16 +412,13 @@ def rebuild(
     bucket_ms: Annotated[
         int | None, option("bucket_ms of the configuration that the store is used with, if changed.", min=1)
     ] = None,
-    json_: Json = False,
 ) -> None:
     """Read every entry of the partitions that have not closed, verify it, and make their snapshots anew.
 
     Refused while a process has the store open. Exit status 1: an entry cannot be read (it is quarantined, and `check`
     lists it).
 
-    ```
-    duelog snapshot rebuild data --partition 20261201T000000Z
-    ```
+    $ duelog snapshot rebuild data --partition 20261201T000000Z
     """
     from ..snapshot_tool import rebuild_snapshots
 
@@ -452,13 +427,13 @@ def rebuild(
         out.progress_bar("entries") as progress,
     ):
         report = rebuild_snapshots(store, partition=partition, topic=topic, bucket_ms=bucket_ms, progress=progress)
-    _show_report(report, json_)
+    _show_report(report)
     if report.damaged:
         raise typer.Exit(1)
 
 
-def _show(found: list[FoundSnapshot], json_: bool) -> None:
-    if json_:
+def _show(found: list[FoundSnapshot]) -> None:
+    if out.in_json():
         for each in found:
             out.write_json(asdict(each))
         return
@@ -485,13 +460,13 @@ def _show(found: list[FoundSnapshot], json_: bool) -> None:
     )
 
 
-def _show_report(report: RebuildReport, json_: bool) -> None:
+def _show_report(report: RebuildReport) -> None:
     for log in report.logs:
         for error in log.found.damaged:
             address = {"ledger_id": error.ledger_id, "entry_id": error.entry_id, "reason": error.reason}
             damaged = {"partition": log.partition, "topic": log.topic, **address}
-            out.answer({"damaged": damaged}, f"damaged: {out.printable(str(error))}", json_=json_)
-    if json_:
+            out.answer({"damaged": damaged}, f"damaged: {out.printable(str(error))}")
+    if out.in_json():
         for log in report.logs:
             figures = {"ledger_id": log.found.ledger_id, "entries": log.found.entries, "pending": log.found.pending}
             written = None if log.found.written is None else log.found.written._asdict()

@@ -18,8 +18,7 @@ from ...store.duration import duration_ms, duration_seconds
 from ...store.errors import InvalidArgument, short_names
 from .. import output
 from ..values import iso_time, properties_of, time_ms, time_range_ms
-from .options import Create, Json, Store, TopicName, argument, option
-from .place import Place, asked, command_at_place
+from .options import Create, Place, Store, TopicName, argument, asked, option
 
 if TYPE_CHECKING:
     from ... import Schedule
@@ -56,16 +55,13 @@ def send(
     ttl: Annotated[str | None, option("DURATION", "Do not deliver it later than this after its due time.")] = None,
     allow_past: AllowPast = False,
     create: Create = False,
-    json_: Json = False,
 ) -> None:
     """Send one message, due now or later, and print its id once it is on disk.
 
     A topic that is not there is refused, unless --create makes it, and the store where the directory is missing or
     empty.
 
-    ```
-    duelog send data reminders "pay the bill" --create --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
-    ```
+    $ duelog send data reminders "pay the bill" --create --at 2026-12-01T09:00:00+01:00 --key order-17 --property shop=7
     """
     deliver_at = None if at is None else _due_ms(at, allow_past=allow_past)
     deliver_after = None if after is None else duration_seconds("--after", after)
@@ -87,14 +83,13 @@ def send(
     unread = "now" if at is None and after is None else "as asked"  # stored, and could not be read back
     due = unread if sent["due_ms"] is None else iso_time(sent["due_ms"])
     found = "" if sent["stored"] else "  (it was there: nothing is sent)"
-    output.answer(sent, f"{sent['message_id']}  due {due}{found}", json_=json_)
+    output.answer(sent, f"{sent['message_id']}  due {due}{found}")
 
 
 @app.command()
 def tx(
     store: Store,
     file: Annotated[str, argument("FILE", "JSON lines; - is standard input.")] = "-",
-    json_: Json = False,
 ) -> None:
     """Do every operation in a file, or none of them, as one transaction; print the result of each.
 
@@ -108,9 +103,7 @@ def tx(
     {"operation": "send", "topic": "invoices", "payload": "order 17", "deliver_after": "1d"}
     ```
 
-    ```
-    duelog tx data operations.jsonl
-    ```
+    $ duelog tx data operations.jsonl
     """
     operations = []
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
@@ -124,7 +117,7 @@ def tx(
         results = opened.transaction(operations)
     names = [each["operation"] for each in operations]
     rows = [{"operation": name, "result": result} for name, result in zip(names, results, strict=True)]
-    _show(rows, [f"{each['operation']}  {output.printable(str(each['result']))}" for each in rows], json_)
+    _show(rows, [f"{each['operation']}  {output.printable(str(each['result']))}" for each in rows])
 
 
 def _operation(line: bytes) -> dict[str, Any]:
@@ -158,7 +151,7 @@ def content_of(text: str | None) -> bytes:
     return sys.stdin.buffer.read()
 
 
-@command_at_place(app, "scheduled")
+@app.command("scheduled")
 def scheduled(
     store: Place,
     topic: TopicName,
@@ -166,20 +159,17 @@ def scheduled(
     end: Annotated[str | None, option("--until", "--end", "TIME", "Due before this time.")] = None,
     limit: Annotated[int, option("At most this many.", min=1)] = 100,
     newest_first: Annotated[bool, option("--newest-first", "The one that is due last comes first.")] = False,
-    json_: Json = False,
 ) -> None:
     """List messages of a topic that are not due yet, by due time. Of a server: the first 4,096 bytes of each payload.
 
-    ```
-    duelog scheduled data reminders --from 2026-12-01T00:00Z --until 2026-12-02T00:00Z
-    duelog scheduled --server http://localhost:8080 reminders
-    ```
+    $ duelog scheduled data reminders --from 2026-12-01T00:00Z --until 2026-12-02T00:00Z
+    $ duelog scheduled --server http://localhost:8080 reminders
     """
     start_ms, end_ms = time_range_ms("--from", start, "--until", end)
     with store.opened() as there:
         found = list(there.scheduled(topic, start_ms, end_ms, limit + 1, newest_first))
     shown = found[:limit]
-    if json_:
+    if output.in_json():
         for message in shown:
             output.write_json(output.message_json(message))
     else:
@@ -200,21 +190,18 @@ def count(
     start: Annotated[str | None, option("--from", "--start", "TIME", "Due at this time or later.")] = None,
     end: Annotated[str | None, option("--until", "--end", "TIME", "Due before this time.")] = None,
     prefix: Annotated[str | None, option("TEXT", "With deduplication keys that begin with this text.")] = None,
-    json_: Json = False,
 ) -> None:
     """Count messages of a topic that are not due yet.
 
-    ```
-    duelog count data reminders --until 2026-12-02T00:00Z --prefix order-
-    ```
+    $ duelog count data reminders --until 2026-12-02T00:00Z --prefix order-
     """
     start_ms, end_ms = time_range_ms("--from", start, "--until", end)
     with asked(store, writes=False) as opened:
         found = opened.count(topic, start_ms, end_ms, prefix)
-    output.answer({"count": found}, f"{found:,}", json_=json_)
+    output.answer({"count": found}, f"{found:,}")
 
 
-@command_at_place(app, "cancel")
+@app.command("cancel")
 def cancel(
     store: Place,
     topic: TopicName,
@@ -224,14 +211,11 @@ def cancel(
         option("KEY", "The pending message of this deduplication key; may be repeated."),
     ] = None,
     prefix: Annotated[str | None, option("TEXT", "Those of all deduplication keys that begin with this text.")] = None,
-    json_: Json = False,
 ) -> None:
     """Cancel delayed messages, so that they are never delivered. Exit status 1: one has fired, or is unknown.
 
-    ```
-    duelog cancel --server http://localhost:8080 reminders 17:3 17:4
-    duelog cancel data reminders --dedup-key order-17
-    ```
+    $ duelog cancel --server http://localhost:8080 reminders 17:3 17:4
+    $ duelog cancel data reminders --dedup-key order-17
     """
     if bool(ids) + bool(dedup_key) + (prefix is not None) != 1:
         raise InvalidArgument("ID", ids or [], "expected ids, --dedup-key or --prefix; one of the three")
@@ -245,26 +229,23 @@ def cancel(
             named, field = ids or [], "message_id"
             outcomes = there.cancel(topic, wanted)
     rows = [{field: each, "outcome": outcome} for each, outcome in zip(named, outcomes, strict=True)]
-    _show(rows, [f"{output.printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)], json_)
+    _show(rows, [f"{output.printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)])
     if {"fired", "unknown"} & set(outcomes):
         raise typer.Exit(1)
 
 
-@command_at_place(app, "reschedule")
+@app.command("reschedule")
 def reschedule(
     store: Place,
     topic: TopicName,
     ids: Annotated[list[str], argument("ID...", "Ids of the messages, such as 17:3.")],
     at: Annotated[str | None, option("TIME", "Deliver at this time.")] = None,
     after: Annotated[str | None, option("DURATION", "Deliver this long from now.")] = None,
-    json_: Json = False,
 ) -> None:
     """Give delayed messages another due time; each gets a new id. Exit status 1: for one it is too late, or unknown.
 
-    ```
-    duelog reschedule data reminders 17:3 --at 2026-12-24T09:00:00Z
-    duelog reschedule --server http://localhost:8080 reminders 17:3 --after 0
-    ```
+    $ duelog reschedule data reminders 17:3 --at 2026-12-24T09:00:00Z
+    $ duelog reschedule --server http://localhost:8080 reminders 17:3 --after 0
     """
     if (at is None) == (after is None):
         raise InvalidArgument("--at", at, "expected one of the two, --at or --after")
@@ -276,7 +257,7 @@ def reschedule(
     due = "" if deliver_at is None else f"  due {iso_time(deliver_at)}"
     found = list(zip(ids, new_ids, strict=True))
     rows = [{"message_id": old, "new_message_id": new and str(new)} for old, new in found]
-    _show(rows, [f"{old}  {'too late, or unknown' if new is None else f'{new}{due}'}" for old, new in found], json_)
+    _show(rows, [f"{old}  {'too late, or unknown' if new is None else f'{new}{due}'}" for old, new in found])
     if None in new_ids:
         raise typer.Exit(1)
 
@@ -296,10 +277,10 @@ def _id(text: str) -> MessageId:
         raise InvalidArgument("ID", text, error.reason) from error
 
 
-def _show(rows: list[dict[str, str | None]] | list[dict[str, str]], lines: list[str], json_: bool) -> None:
-    if json_:
+def _show(rows: list[dict[str, str | None]] | list[dict[str, str]], lines: list[str]) -> None:
+    if output.in_json():
         output.write_json_lines(rows)
-    for line in lines if not json_ else ():
+    for line in lines if not output.in_json() else ():
         output.write_line(line)
 
 
@@ -352,13 +333,10 @@ def add(
         option("DURATION", "What is late by no more is no misfire, with latest and skip. [default: 60s]"),
     ] = None,
     create: Annotated[bool, option("--create", "Make the topic if it is new.")] = False,
-    json_: Json = False,
 ) -> None:
     """Make a schedule, or replace the one of this name and say what it was; the same again changes nothing.
 
-    ```
-    duelog schedules add data reminders daily "wake up" --cron @daily --timezone Europe/Rome --count 30
-    ```
+    $ duelog schedules add data reminders daily "wake up" --cron @daily --timezone Europe/Rome --count 30
     """
     from ...operations.json_form import to_json
 
@@ -380,7 +358,7 @@ def add(
         made = opened.ask("every", {"topic": topic, "name": name, **wanted})
     replaced = made["replaced"]
     line = _state(made) if replaced is None else f"{_state(made)}; it replaces: {_when(replaced)}"
-    output.answer(_fields(made), line, json_=json_)
+    output.answer(_fields(made), line)
 
 
 def _seconds(option: str, text: str) -> float:
@@ -398,13 +376,10 @@ def show(
     topic: InTopic,
     name: Name,
     next_: Annotated[int, option("--next", "How many of its next occurrences.", min=1, max=1_000)] = 5,
-    json_: Json = False,
 ) -> None:
     """Show a schedule and when its next occurrences are due.
 
-    ```
-    duelog schedules show data reminders daily --next 10
-    ```
+    $ duelog schedules show data reminders daily --next 10
     """
     from ...operations.json_form import to_json
 
@@ -415,7 +390,7 @@ def show(
     (shown,) = found
     dues = list(itertools.islice(_upcoming(shown), next_))
     fields = to_json(shown)
-    if json_:
+    if output.in_json():
         output.write_json({**_fields(fields), "upcoming": [due._asdict() for due in dues]})
         return
     rows: list[tuple[str, object]] = [
@@ -455,17 +430,14 @@ def _upcoming(schedule: Schedule) -> Iterator[Due]:
 def list_(
     store: Store,
     topic: Annotated[str | None, option("--topic", "TOPIC", "Of this topic only.")] = None,
-    json_: Json = False,
 ) -> None:
     """List the schedules of the store or of one topic, with the pending occurrence.
 
-    ```
-    duelog schedules list data --topic reminders
-    ```
+    $ duelog schedules list data --topic reminders
     """
     with asked(store, writes=False) as opened:
         found = list(opened.ask("schedules", {"topic": topic}))
-    if json_:
+    if output.in_json():
         output.write_json_lines(map(_fields, found))
         return
     rows = [
@@ -508,14 +480,14 @@ def _unknown(topic: str, name: str) -> InvalidArgument:
 def _add(action: str, help_: str) -> None:
     """Add a command that changes a schedule and shows what it is then."""
 
-    def change(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
+    def change(store: Store, topic: InTopic, name: Name) -> None:
         with asked(store, writes=True) as opened:
             changed = opened.ask(f"{action}_schedule", {"topic": topic, "name": name})
         if changed is None:
             raise _unknown(topic, name)
-        output.answer(_fields(changed), _state(changed), json_=json_)
+        output.answer(_fields(changed), _state(changed))
 
-    schedules.command(action, help=f"{help_}\n\n```\nduelog schedules {action} data reminders daily\n```")(change)
+    schedules.command(action, help=f"{help_}\n\n$ duelog schedules {action} data reminders daily")(change)
 
 
 _add("pause", "Take a schedule's pending occurrence back, until it is resumed.")
@@ -523,13 +495,11 @@ _add("resume", "Go on with the first occurrence after now.")
 
 
 @schedules.command("remove")
-def remove_(store: Store, topic: InTopic, name: Name, json_: Json = False) -> None:
+def remove_(store: Store, topic: InTopic, name: Name) -> None:
     """End a schedule and take its pending occurrence back.
 
-    ```
-    duelog schedules remove data reminders daily
-    ```
+    $ duelog schedules remove data reminders daily
     """
     with asked(store, writes=True) as opened:
         removed = opened.remove_schedule(topic, name)
-    output.answer({"removed": removed}, "removed" if removed else "there is no such schedule", json_=json_)
+    output.answer({"removed": removed}, "removed" if removed else "there is no such schedule")

@@ -9,9 +9,9 @@ import typer
 
 from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument
-from ..output import answer, printable, progress_bar, say, size_text
+from ..output import answer, in_json, printable, progress_bar, say, size_text, write_json, write_line
 from ..values import iso_time, require_store, stored_identity, time_ms
-from .options import Json, Store, allow_every_descriptor, argument, option
+from .options import Store, allow_every_descriptor, argument, option
 
 app = typer.Typer()
 group = typer.Typer(
@@ -34,7 +34,6 @@ def init(
         bool,
         option("--probe/--no-probe", "Have 32 writers create one object, 50 times: one must win each time."),
     ] = True,
-    json_: Json = False,
 ) -> None:
     """Make an empty prefix the place of a store's copy; the store ships there once it is opened with `replica=URL`.
 
@@ -42,9 +41,7 @@ def init(
     log which this directory has not shipped: a copy of a store, or a restored one, takes a new prefix. Credentials come
     from the environment (AWS_ACCESS_KEY_ID and the like).
 
-    ```
-    duelog replica init data s3://backups/orders
-    ```
+    $ duelog replica init data s3://backups/orders
     """
     from ...replica import identity
     from ...replica.bucket import Bucket
@@ -55,7 +52,7 @@ def init(
         identity.probe(bucket)
     found = stored_identity(store)
     identity.claim(bucket, store.absolute(), found.store_id, found.partition_ms)
-    answer({"url": url, "store_id": found.store_id.hex(), "probed": probe}, f"{url}: ready for {store}", json_=json_)
+    answer({"url": url, "store_id": found.store_id.hex(), "probed": probe}, f"{url}: ready for {store}")
 
 
 @group.command("status")
@@ -64,14 +61,11 @@ def status(
         str,
         argument("STORE|URL", "Directory of the store, or prefix of its copy.", show_default=False),
     ],
-    json_: Json = False,
 ) -> None:
     """Show which moments can be restored, and of a store how far its copy is behind. Exit status 1: damage was found.
 
-    ```
-    duelog replica status data
-    duelog replica status s3://backups/orders --json
-    ```
+    $ duelog replica status data
+    $ duelog replica status s3://backups/orders --json
     """
     from ...replica.bucket import Bucket
     from ...replica.replica_status import replica_status, shipped_to
@@ -85,8 +79,8 @@ def status(
             raise InvalidArgument("STORE", place, "has no copy: `duelog replica init` prepares one")
         url = shipped
     found = replica_status(Bucket(url), store)
-    if json_:
-        answer({**found._asdict(), "damaged": list(found.damaged)}, "", json_=True)
+    if in_json():
+        write_json({**found._asdict(), "damaged": list(found.damaged)})
     else:
         reach = "nothing can be restored yet"
         if found.first_ms is not None and found.last_ms is not None:
@@ -105,7 +99,7 @@ def status(
         if found.behind_groups is not None:
             lines["behind"] = f"{found.behind_groups:,} groups, {size_text(found.behind_bytes or 0)}"
         for name, text in lines.items():
-            answer({}, f"{name + ':':<12}{text}", json_=False)
+            write_line(f"{name + ':':<12}{text}")
         for text in found.damaged:
             say(printable(text))
     if found.damaged:
@@ -116,15 +110,12 @@ def status(
 def prune(
     url: Url,
     retention: Annotated[str, option("--retention", "DURATION", "Every moment of it can still be restored.")] = "7d",
-    json_: Json = False,
 ) -> None:
     """Remove what no restore within the retention needs. A store that ships does so with each manifest.
 
     The newest manifest always stays; of files that no manifest names those of the last day, too.
 
-    ```
-    duelog replica prune s3://backups/orders --retention 30d
-    ```
+    $ duelog replica prune s3://backups/orders --retention 30d
     """
     from ...replica.bucket import Bucket
     from ...replica.identity import store_object
@@ -136,7 +127,7 @@ def prune(
     retention_ms = math.ceil(1000 * duration_seconds("--retention", retention))
     pruned = run(bucket, round(time.time() * 1000), retention_ms)
     line = f"removed {pruned.manifests:,} manifests, {pruned.log_objects:,} log objects, {pruned.files:,} files"
-    answer(pruned._asdict(), line, json_=json_)
+    answer(pruned._asdict(), line)
 
 
 @group.command("diverged")
@@ -148,16 +139,13 @@ def diverged(
             "--resend", "PLACE", "Send them to the store that is served there: its directory, or duelog://host:port."
         ),
     ] = None,
-    json_: Json = False,
 ) -> None:
     """List messages that this machine had taken as the leader, and had not shipped when another took over.
 
     They are in STORE.diverged, by epoch, with the whole directory as it was. --resend may be given again: it numbers
     what it sends. Remove STORE.diverged once nothing there is wanted.
 
-    ```
-    duelog replica diverged data --resend duelog://localhost:6651
-    ```
+    $ duelog replica diverged data --resend duelog://localhost:6651
     """
     from ...connected.connected_store import connect
     from ...replica.set_aside import read_aside, send_again
@@ -172,12 +160,12 @@ def diverged(
         for epoch, messages in tails.items()
         for each in messages
     ]
-    if json_:
-        answer({"messages": rows, "sent": sent}, "", json_=True)
+    if in_json():
+        write_json({"messages": rows, "sent": sent})
         return
     for row in rows:
-        answer({}, f"epoch {row['epoch']}  {row['due']}  {row['id']}  {printable(str(row['topic']))}", json_=False)
-    answer({}, f"{len(rows):,} messages" + (f", {sent:,} sent again" if sent else ""), json_=False)
+        write_line(f"epoch {row['epoch']}  {row['due']}  {row['id']}  {printable(str(row['topic']))}")
+    write_line(f"{len(rows):,} messages" + (f", {sent:,} sent again" if sent else ""))
 
 
 @app.command("restore")
@@ -187,7 +175,6 @@ def restore(
     at: Annotated[str | None, option("--at", "TIME", "As the store was then; else as new as can be.")] = None,
     group_: Annotated[int | None, option("--group", "N", "With the groups of the log up to this one.", min=1)] = None,
     check: Annotated[bool, option("--check", "Look through what was restored, as `check --deep` does.")] = False,
-    json_: Json = False,
 ) -> None:
     """Restore a store from its copy. Exit status 1: --check has found something.
 
@@ -196,9 +183,7 @@ def restore(
     which --group restores what is before. The store is built in DIR.restoring; a restore that was killed is given
     again. What was restored ships to a new prefix, not to this one.
 
-    ```
-    duelog restore s3://backups/orders data --at 2026-11-23T10:00Z --check
-    ```
+    $ duelog restore s3://backups/orders data --at 2026-11-23T10:00Z --check
     """
     from ...replica.bucket import Bucket
     from ...replica.restoring import restore as run
@@ -223,6 +208,6 @@ def restore(
         f"{iso_time(restored.manifest_ms)}, {restored.groups:,} groups, {size}"
     )
     fields = {**restored._asdict(), "path": str(directory), "passed_over": list(restored.passed_over)}
-    answer({**fields, "time": iso_time(restored.time_ms), "findings": len(findings)}, line, json_=json_)
+    answer({**fields, "time": iso_time(restored.time_ms), "findings": len(findings)}, line)
     if findings:
         raise typer.Exit(1)

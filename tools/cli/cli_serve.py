@@ -152,10 +152,8 @@ def serve(
     the others have clients go through to it, and one of these takes over once it has not renewed its lease (`lease_ms`,
     10 s).
 
-    ```
-    duelog serve data
-    duelog serve data --replica s3://backups/orders --standby
-    ```
+    $ duelog serve data
+    $ duelog serve data --replica s3://backups/orders --standby
     """
     from ... import DelayedStore
     from ...opening import stored_span_ms
@@ -281,9 +279,7 @@ def proxy(
     memory; other connections go through to the broker that the client names, one of those given here. Credentials are
     passed on: brokers check them.
 
-    ```
-    duelog proxy --broker pulsar://localhost:6650 --port 6660
-    ```
+    $ duelog proxy --broker pulsar://localhost:6650 --port 6660
     """
     try:
         from ...broker.cluster.proxy import Proxy, ProxyConfig
@@ -338,10 +334,8 @@ def worker(
     failure of a task as a warning, each message that is given up as an error, with the id that it had at first.
     Of several processes, one that ends by itself is begun again after a second.
 
-    ```
-    duelog worker shop.tasks:worker
-    duelog worker shop.tasks:worker --connect data --processes 4
-    ```
+    $ duelog worker shop.tasks:worker
+    $ duelog worker shop.tasks:worker --connect data --processes 4
     """
     if log.upper() not in logging.getLevelNamesMapping():
         raise InvalidArgument("--log", log, "expected debug, info, warning or error")
@@ -394,9 +388,7 @@ def ui(
     Needs `pip install 'duelog[broker]'`. It asks the process that has the store open, where there is one; else it opens
     the store itself, and fires what falls due. The address that it prints has a token: who has it may do everything.
 
-    ```
-    duelog ui data
-    ```
+    $ duelog ui data
     """
     try:
         from ...broker.page.page_server import serve_page

@@ -15,11 +15,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...store.errors import InvalidArgument
-from ..output import answer, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
+from ..output import answer, in_json, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
 from ..values import alone, iso_time, open_to_write, require_store, time_ms, time_range_ms
 from .cli_messages import AllowPast
-from .options import Json, Master, Store, Stores, argument, end_fleet, in_fleet, option
-from .place import TOKEN, asked
+from .options import TOKEN, Master, Store, Stores, argument, asked, end_fleet, in_fleet, option
 
 if TYPE_CHECKING:
     from ..transfer.draining import Drained
@@ -49,7 +48,6 @@ def import_(
         option("NAME", "Store what no import of the same lines under this name has stored."),
     ] = None,
     allow_past: AllowPast = False,
-    json_: Json = False,
 ) -> None:
     """Send messages from a file of JSON lines, in batches; or the reminders of a calendar; or an archive.
 
@@ -66,11 +64,9 @@ def import_(
     it, that is said too; with --once it is run again with the same lines and stores what is missing, as the messages of
     each topic are numbered by a producer of that name.
 
-    ```
-    duelog import data messages.jsonl
-    duelog import data --ics calendar.ics --timezone Europe/Rome
-    duelog import copy --parquet archive
-    ```
+    $ duelog import data messages.jsonl
+    $ duelog import data --ics calendar.ics --timezone Europe/Rome
+    $ duelog import copy --parquet archive
 
     The reminders of a calendar are checked before any is written, too. An archive goes into an empty store, and is read
     to its end before anything is written; what ends it later leaves a part, to be removed with the store. Its messages
@@ -81,11 +77,11 @@ def import_(
         if file is not None or parquet is None:
             raise InvalidArgument("FILE", file, "expected a file, or --parquet with an export; one of the two")
         _refuse_of_others("--parquet", once, allow_past)
-        import_parquet(store, parquet, subscription, json_)
+        import_parquet(store, parquet, subscription)
         return
     if ics:
         _refuse_of_others("--ics", once, allow_past)
-        _import_calendar(store, file, topic, timezone, days, json_)
+        _import_calendar(store, file, topic, timezone, days)
         return
     from ..transfer.import_lines import Import
 
@@ -99,7 +95,7 @@ def import_(
             say(f"{work.messages:,} messages, up to line {work.lines:,}, are in the store{rest}")
             raise
         seconds = time.monotonic() - started
-    if json_:
+    if in_json():
         counts = {"messages": work.messages, "topics": work.topics, "seconds": round(seconds, 3)}
         write_json(counts if once is None else {**counts, "stored_before": work.stored_before})
     else:
@@ -114,7 +110,7 @@ def _refuse_of_others(option: str, once: str | None, allow_past: bool) -> None:
             raise InvalidArgument(name, value, f"is for JSON lines; {option} is given too")
 
 
-def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: int, json_: bool) -> None:
+def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: int) -> None:
     from ..transfer.import_ics import import_ics
 
     try:
@@ -125,7 +121,7 @@ def _import_calendar(store: Path, file: str, topic: str, timezone: str, days: in
     text = f"{done.messages:,} reminders to {topic}; {done.past:,} are past"
     if done.updated or done.unchanged or done.cancelled:
         text += f"; {done.updated:,} updated, {done.cancelled:,} cancelled, {done.unchanged:,} there already"
-    answer(asdict(done), text, json_=json_)
+    answer(asdict(done), text)
 
 
 @contextmanager
@@ -179,7 +175,6 @@ def export(
     ] = False,
     spark: Annotated[bool, option("--spark", "Write the files by Spark's tasks.")] = False,
     master: Master = None,
-    json_: Json = False,
 ) -> None:
     """Write the messages of closed partitions to Parquet files, by topic and day. Needs duelog[arrow].
 
@@ -188,10 +183,8 @@ def export(
     and changes nothing in it. Of several stores each is an export of its own below DEST, and one that cannot be
     exported (exit status 2) keeps no other from it.
 
-    ```
-    duelog export data archive --until 2026-12-01T00:00:00Z
-    duelog export "stores/*" archives
-    ```
+    $ duelog export data archive --until 2026-12-01T00:00:00Z
+    $ duelog export "stores/*" archives
     """
     from ..arrow import NeedsArrow
     from ..fleet import is_fleet, stores_of
@@ -208,9 +201,9 @@ def export(
         from ..spark.spark_jobs import export_fleet
 
         outcomes = in_fleet(export_fleet, stores_of(stores), spark, master, dest=dest, wanted=wanted, pending=pending)
-        if json_:
+        if in_json():
             write_json_lines(fleet_row(each) for each in outcomes)
-        end_fleet(outcomes, None if json_ else _show_named, lambda done: False)
+        end_fleet(outcomes, None if in_json() else _show_named, lambda done: False)
         return
     (store,) = stores
     if spark:
@@ -220,7 +213,7 @@ def export(
     else:
         with progress_bar("slices", time_left=False) as progress:
             done = export_store(store, dest, wanted=wanted, pending=pending, progress=progress)
-    if json_:
+    if in_json():
         write_json(done._asdict())
     else:
         _show_export(done)
@@ -244,7 +237,7 @@ def _show_export(done: Any) -> None:
             say(f"{count:,} of them {what}")
 
 
-def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None, json_: bool) -> None:
+def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None) -> None:
     """`duelog import --parquet`: send the messages of an export to an empty store, which is made if need be."""
     from ..arrow import NeedsArrow
 
@@ -274,7 +267,7 @@ def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None
                 say("a part of the archive is in the store; remove the store before importing again")
             raise
     left_out = {name: getattr(done, name) for name in ("withdrawn", "dropped", "damaged", "deleted_topics")}
-    if json_:
+    if in_json():
         write_json({**asdict(done), "topics": len(done.topics)})
         return
     later = f", but for {done.pending:,} that are due when they were" if done.pending else ""
@@ -307,7 +300,6 @@ def drain(
         str | None, option("TOKEN", "A token for the other broker.", envvar=TOKEN, show_envvar=True)
     ] = None,
     trust: Annotated[Path | None, option("--tls-trust", "FILE", "Certificates that are trusted, in PEM.")] = None,
-    json_: Json = False,
 ) -> None:
     """Send what is pending to a Pulsar cluster or another duelog store, with its due times, and cancel it here.
 
@@ -318,11 +310,9 @@ def drain(
     payloads are sent uncompressed. What cannot be carried is counted, stays here and makes exit status 1. What has
     fired is not pending: let its subscriptions receive it here.
 
-    ```
-    duelog drain data --to pulsar://cluster.example:6650 --dry-run
-    duelog drain data --to pulsar+ssl://cluster.example:6651 --token "$TOKEN"
-    duelog drain data --to duelog://other.example:6700
-    ```
+    $ duelog drain data --to pulsar://cluster.example:6650 --dry-run
+    $ duelog drain data --to pulsar+ssl://cluster.example:6651 --token "$TOKEN"
+    $ duelog drain data --to duelog://other.example:6700
     """
     from ... import DelayedStore, StoreConfig, SystemClock
     from ...engine import open_engine
@@ -360,13 +350,13 @@ def drain(
             except BaseException:
                 say(f"{work.done.entries:,} entries were sent; the same command goes on with the others")
                 raise
-    _show_drained(work.done, dry_run, json_)
+    _show_drained(work.done, dry_run)
     if work.done.left:
         raise typer.Exit(1)
 
 
-def _show_drained(done: Drained, dry_run: bool, json_: bool) -> None:
-    if json_:
+def _show_drained(done: Drained, dry_run: bool) -> None:
+    if in_json():
         write_json(asdict(done))
         return
     due = (
@@ -408,9 +398,7 @@ def table(
     The tables are those of Spark's data source (docs/arrow.md): messages of closed partitions, those still to come
     (pending), and what the store knows of them. Works beside a process that has the store open, and changes nothing.
 
-    ```
-    duelog table data pending -o pending.parquet --topic reminders --until 2026-12-01T00:00:00Z
-    ```
+    $ duelog table data pending -o pending.parquet --topic reminders --until 2026-12-01T00:00:00Z
     """
     from ..arrow import open_tables
 

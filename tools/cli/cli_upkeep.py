@@ -21,21 +21,20 @@ from .options import (
     NOTHING,
     Given,
     Group,
-    Json,
     KeptPolicies,
     Master,
+    Place,
     PolicyOptions,
     Store,
     Stores,
     allow_every_descriptor,
     argument,
+    asked,
     end_fleet,
-    grouped,
     in_fleet,
     option,
     policy_values,
 )
-from .place import Place, asked, command_at_place
 
 if TYPE_CHECKING:
     from ... import Policies
@@ -45,23 +44,19 @@ app = typer.Typer()
 
 
 @app.command("init")
-@grouped
 def init(
     store: Store,
     partition: Annotated[
         str, option("DURATION", "Span of due time of one partition; it cannot be changed later.")
     ] = "1d",
     kept: KeptPolicies = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Make a store, with what it is to keep unless a namespace, topic or subscription says otherwise.
 
     `send` and `import` make one too, with a day for the span and the defaults for the rest. What is set here
     `duelog policies` shows and changes; the span stays.
 
-    ```
-    duelog init data --partition 1h --retention 7d --max-redeliveries 5
-    ```
+    $ duelog init data --partition 1h --retention 7d --max-redeliveries 5
     """
     from ... import DelayedStore, StoreConfig
     from ...opening import stored_span_ms
@@ -77,7 +72,7 @@ def init(
         set_ = opened.policies()
     shown = {} if set_ is None else set_.fields_set()
     line = ", ".join(f"{name}={value}" for name, value in {"partition_ms": span_ms, **shown}.items())
-    out.answer({"partition_ms": span_ms, "policies": shown}, line, json_=json_)
+    out.answer({"partition_ms": span_ms, "policies": shown}, line)
 
 
 @app.command("backup")
@@ -87,7 +82,6 @@ def backup(
         Path | None,
         argument("[DEST]", "Where to make the copy: an empty directory, or none.", show_default=False),
     ] = None,
-    json_: Json = False,
 ) -> None:
     """Copy a store while it is in use, by this process or another. Restoring is opening the copy.
 
@@ -98,18 +92,16 @@ def backup(
     others, is written last: a copy without one is not complete. `duelog check --deep DEST` compares the copy with it,
     as long as no process has opened it for writing.
 
-    ```
-    duelog backup data copies/2026-11-21
-    ```
+    $ duelog backup data copies/2026-11-21
     """
     allow_every_descriptor()
     if dest is None:
         taken_ms = _save_manifest(store)
-        out.answer({"taken_ms": taken_ms}, f"the copy has a manifest as of {iso_time(taken_ms)}", json_=json_)
+        out.answer({"taken_ms": taken_ms}, f"the copy has a manifest as of {iso_time(taken_ms)}")
         return
     with open_to_read(store) as opened:
         result = opened.backup(dest)
-    if json_:
+    if out.in_json():
         out.write_json({"path": str(result.path), "partitions": result.partitions, "file_bytes": result.file_bytes,
                     "taken_ms": result.taken_ms})  # fmt: skip
         return
@@ -141,7 +133,6 @@ def move_namespace(
     namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)],
     to: Annotated[str, option("BROKER", "Name of the broker that is to serve it.")],
     placement: Annotated[Path, option("FILE", "The placement table, with `store` of both brokers.")],
-    json_: Json = False,
 ) -> None:
     """Move a namespace to a store of its own, and have the placement table say so.
 
@@ -150,16 +141,14 @@ def move_namespace(
     switched, then the old store forgets it. A command that was interrupted is given again: nothing is lost, and nothing
     is there twice.
 
-    ```
-    duelog move-namespace acme/orders --to b --placement placement.toml
-    ```
+    $ duelog move-namespace acme/orders --to b --placement placement.toml
     """
     from ..move_namespace import move_namespace as run
 
     allow_every_descriptor()
     with alone("no broker may have either of the two: end both first"):
-        moved = run(placement, namespace, to, (lambda step: None) if json_ else out.say)
-    if json_:
+        moved = run(placement, namespace, to, (lambda step: None) if out.in_json() else out.say)
+    if out.in_json():
         found = asdict(moved)
         out.write_json({**found, "source": str(moved.source), "target": str(moved.target)})
         return
@@ -173,7 +162,6 @@ def move_namespace(
 def repair(
     store: Store,
     output: Annotated[Path | None, option("FILE", "Where to put what is discarded; else STORE-given-up.jsonl.")] = None,
-    json_: Json = False,
 ) -> None:
     """Make anew what can be told from the rest, discard what cannot, into a file with the reasons: the store is usable.
 
@@ -182,17 +170,15 @@ def repair(
     as they can be read; messages that only a damaged write-ahead log had are among them. Exit status 1: something is
     left that cannot be repaired; restore a backup.
 
-    ```
-    duelog repair data --output given-up.jsonl
-    ```
+    $ duelog repair data --output given-up.jsonl
     """
     from ..repair.repair_store import repair_store
 
     with alone("repair rewrites the files that it works on: end it first"):
         report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
     for action in report.actions:
-        out.answer({"action": action}, out.printable(action), json_=json_)
-    if json_:
+        out.answer({"action": action}, out.printable(action))
+    if out.in_json():
         figures = {"lost": report.lost, "again": report.again, "uncancelled": report.uncancelled}
         kinds = {kind: asdict(tally) for kind, tally in report.kinds.items()}
         left = [found.message for found in report.left]
@@ -229,7 +215,6 @@ def compact(
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be dropped.")] = False,
     spark: Annotated[bool, option("--spark", "Plan and copy by Spark (duelog[spark]).")] = False,
     master: Master = None,
-    json_: Json = False,
 ) -> None:
     """Rewrite closed partitions without the bodies of messages that no subscription needs any more.
 
@@ -240,10 +225,8 @@ def compact(
     not be compacted, and is as it was. Of several stores each is compacted on its own; exit status 2: one could not be
     opened.
 
-    ```
-    duelog compact data --min-dead-ratio 0.5
-    duelog compact "stores/*"
-    ```
+    $ duelog compact data --min-dead-ratio 0.5
+    $ duelog compact "stores/*"
     """
     from ..columns.copies import copy_url
     from ..compact_store import compact_store
@@ -256,20 +239,20 @@ def compact(
 
         found, how = stores_of(stores), {"min_dead_ratio": min_dead_ratio, "dry_run": dry_run}
         outcomes = in_fleet(compact_fleet, found, spark, master, **how)
-        if json_:
+        if out.in_json():
             out.write_json_lines({"store": each.name, **_as_json(each.result, each.reason)} for each in outcomes)
 
         def show(store: Path, report: CompactionReport) -> None:
             out.write_line(out.printable(f"{store}:"))
-            _show(report, dry_run, json_)
+            _show(report, dry_run)
 
-        end_fleet(outcomes, None if json_ else show, lambda report: report.failed)
+        end_fleet(outcomes, None if out.in_json() else show, lambda report: report.failed)
         return
     (store,) = stores
     run = _spark_runner(master) if spark else None
     with out.progress_bar("bytes") as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
-    _show(report, dry_run, json_, "at its next tick" if copy_url(store) is None else "with its next manifest")
+    _show(report, dry_run, "at its next tick" if copy_url(store) is None else "with its next manifest")
     if report.waiting and not dry_run and copy_url(store) is None:
         _have_adopted(store)
     if report.failed:
@@ -287,18 +270,16 @@ def _have_adopted(store: Path) -> None:
 
 
 @app.command("tick")
-def tick(store: Store, json_: Json = False) -> None:
+def tick(store: Store) -> None:
     """Do what is due now: fire, close, trim, delete; and say when the next thing is. For stores that no process keeps.
 
-    ```
-    duelog tick data
-    ```
+    $ duelog tick data
     """
     with asked(store, writes=True) as opened:
         done = opened.tick()
     counts = ", ".join(f"{name}: {done[name]:,}" for name in ("fired", "closed", "trimmed", "deleted", "snapshots"))
     due = "nothing is planned" if done["next_due_ms"] is None else f"next at {iso_time(done['next_due_ms'])}"
-    out.answer(done, f"{counts}; {due}", json_=json_)
+    out.answer(done, f"{counts}; {due}")
 
 
 def _spark_runner(master: str | None) -> Runner:
@@ -314,8 +295,8 @@ def _as_json(report: CompactionReport | None, reason: str = "") -> dict[str, obj
     return {"partitions": rows, "bytes_before": report.bytes_before, "bytes_after": report.bytes_after}
 
 
-def _show(report: CompactionReport, dry_run: bool, json_: bool, when: str = "at its next tick") -> None:
-    if json_:
+def _show(report: CompactionReport, dry_run: bool, when: str = "at its next tick") -> None:
+    if out.in_json():
         out.write_json(_as_json(report))
     else:
         columns = ("partition", ">messages", ">dead", ">dead bytes", ">ratio", ">before", ">after", "", "")
@@ -367,29 +348,26 @@ Scope = Annotated[
 """Where policies are set; nothing: in the store."""
 
 
-@command_at_place(policies_app, "get")
+@policies_app.command("get")
 def get_(
     store: Place,
     scope: Scope = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
 
-    ```
-    duelog policies get data --topic reminders --subscription mailer
-    duelog policies get --server http://localhost:8080 --topic reminders
-    ```
+    $ duelog policies get data --topic reminders --subscription mailer
+    $ duelog policies get --server http://localhost:8080 --topic reminders
     """
     namespace, topic, subscription = scope.values()
     with store.opened() as there:
         here = there.policies(**scope)
         if topic is not None or subscription is not None:
-            _show_topic(str(topic), subscription, here, there.effective(str(topic), subscription), json_)
+            _show_topic(str(topic), subscription, here, there.effective(str(topic), subscription))
             return
     scopes = here or {}
     if namespace is not None and here is not None:
         scopes = {f"namespace {namespace}": here}
-    if json_:
+    if out.in_json():
         out.write_json_lines({"scope": name, **policies} for name, policies in scopes.items())
         return
     rows = [
@@ -400,11 +378,9 @@ def get_(
     out.write_table("policies", ["scope", "policy", ">value"], rows)
 
 
-def _show_topic(
-    topic: str, subscription: str | None, here: dict[str, Any] | None, found: dict[str, Any], json_: bool
-) -> None:
+def _show_topic(topic: str, subscription: str | None, here: dict[str, Any] | None, found: dict[str, Any]) -> None:
     name, values, set_at = str(TopicName.parse(topic)), found["values"], found["set_at"]  # None: a server does not say
-    if json_:
+    if out.in_json():
         out.write_json(
             {"topic": name, "subscription": subscription, "set": here, "effective": values, "set_at": set_at}
         )
@@ -417,61 +393,52 @@ def _show_topic(
     out.write_table(f"policies of {short_names(of)}", ["policy", ">set here", ">in force", "set at"], rows)
 
 
-@command_at_place(policies_app, "set")
+@policies_app.command("set")
 def set_(
     store: Place,
     scope: Scope = NOTHING,
     policies: PolicyOptions = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Set policies of the store, a namespace, a topic or a subscription; what is not named stays as it is.
 
-    ```
-    duelog policies set data --namespace public/default --enable --time 1s --max-delay 7d
-    duelog policies set data --topic reminders --retention 7d --max-redeliveries 5
-    ```
+    $ duelog policies set data --namespace public/default --enable --time 1s --max-delay 7d
+    $ duelog policies set data --topic reminders --retention 7d --max-redeliveries 5
     """
     values = policy_values(policies)
     if not values:
         raise InvalidArgument("policies", None, "give one of --enable, --max-delay, --retention, ...; see --help")
     with store.opened(writes=True) as there:
-        _say(there.update_policies(values, **scope), json_)
+        _say(there.update_policies(values, **scope))
 
 
-@command_at_place(policies_app, "unset")
+@policies_app.command("unset")
 def unset_(
     store: Place,
     fields: Annotated[list[str], argument("POLICY...", "Such as retention_ms, as `get` shows it.")],
     scope: Scope = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Unset single policies at one scope, so that the next wider one counts; the others stay.
 
-    ```
-    duelog policies unset data --topic reminders retention_ms
-    ```
+    $ duelog policies unset data --topic reminders retention_ms
     """
     with store.opened(writes=True) as there:
-        _say(there.update_policies(dict.fromkeys(fields), **scope), json_)
+        _say(there.update_policies(dict.fromkeys(fields), **scope))
 
 
-def _say(policies: Policies, json_: bool) -> None:
+def _say(policies: Policies) -> None:
     line = ", ".join(f"{name}={value}" for name, value in policies.fields_set().items())
-    out.answer(asdict(policies), line or "nothing is set there", json_=json_)
+    out.answer(asdict(policies), line or "nothing is set there")
 
 
-@command_at_place(policies_app, "remove")
+@policies_app.command("remove")
 def remove_(
     store: Place,
     scope: Scope = NOTHING,
-    json_: Json = False,
 ) -> None:
     """Remove everything that is set at one scope, so that the next wider one counts; of the store: the defaults.
 
-    ```
-    duelog policies remove data --topic reminders
-    ```
+    $ duelog policies remove data --topic reminders
     """
     with store.opened(writes=True) as there:
         removed = there.remove_policies(**scope)
-    out.answer({"removed": removed}, "removed" if removed else "nothing was set there", json_=json_)
+    out.answer({"removed": removed}, "removed" if removed else "nothing was set there")

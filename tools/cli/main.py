@@ -32,8 +32,7 @@ from . import (
     cli_transfer,
     cli_upkeep,
 )
-from .options import argument, option
-from .place import command_at_place
+from .options import argument, completed, option
 
 HELP = """An embedded, durable log of messages that are due later.
 
@@ -62,6 +61,9 @@ no UTF-8. What goes wrong is a line on standard error and an exit status: 1: fou
 
 
 BROKEN_PIPE = 141
+
+WITHOUT_JSON = ("completion", "demo", "proxy", "serve", "table", "ui", "worker")
+"""Commands that print no JSON, or say themselves what of it they print."""
 
 COMPLETE = "_DUELOG_COMPLETE"
 """The environment variable by which a shell asks for completions."""
@@ -164,7 +166,7 @@ class Commands(TyperGroup):
 def _listed(name: str) -> TyperCommand:
     registered = REGISTERED[name]
     if isinstance(registered, CommandInfo):
-        return TyperCommand(name, help=registered.help or inspect.getdoc(registered.callback))
+        return TyperCommand(name, help=inspect.cleandoc(registered.help or registered.callback.__doc__ or ""))
     return TyperCommand(name, help=str(registered.info.help))
 
 
@@ -173,8 +175,9 @@ def _built(name: str) -> Any:
     registered = REGISTERED[name]
     one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
     if isinstance(registered, CommandInfo):
-        one.registered_commands = [registered]
+        one.registered_commands = [completed(registered, has_json=name not in WITHOUT_JSON)]
         return typer.main.get_command(one)
+    registered.registered_commands = [completed(each, has_json=True) for each in registered.registered_commands]
     one.add_typer(registered)
     group: Any = typer.main.get_command(one)
     return group.commands[name]
@@ -219,11 +222,9 @@ class Shell(StrEnum):
 def completion(shell: Annotated[Shell, argument("SHELL", "bash, zsh or fish.")]) -> None:
     """Print what has a shell complete commands, options and their values.
 
-    ```
-    duelog completion bash > ~/.local/share/bash-completion/completions/duelog
-    duelog completion zsh > ~/.zfunc/_duelog
-    duelog completion fish > ~/.config/fish/completions/duelog.fish
-    ```
+    $ duelog completion bash > ~/.local/share/bash-completion/completions/duelog
+    $ duelog completion zsh > ~/.zfunc/_duelog
+    $ duelog completion fish > ~/.config/fish/completions/duelog.fish
     """
     write_line(get_completion_script(prog_name="duelog", complete_var=COMPLETE, shell=shell.value))
 
@@ -243,9 +244,7 @@ def demo(
     at another, hours to years later. A simulated clock sends, fires, receives and acknowledges all of it; the
     store trims and deletes meanwhile.
 
-    ```
-    duelog demo --years 1
-    ```
+    $ duelog demo --years 1
     """
     if ui:
         try:
@@ -269,7 +268,7 @@ for also, name, same in (
     ("delete-topic", "topics delete", cli_consuming.delete_topic),
 ):
     help_ = inspect.cleandoc(same.__doc__ or "").replace(f"duelog {name}", f"duelog {also}")
-    command_at_place(app, also, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
+    app.command(also, help=f"{help_}\n\nThe same as `duelog {name}`.")(same)
 
 GROUPS = (cli_consuming.topics, cli_consuming.subscriptions, cli_consuming.dead_letters, cli_upkeep.policies_app,
           cli_messages.schedules, cli_inspection.snapshots, cli_replica.group)  # fmt: skip

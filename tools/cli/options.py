@@ -1,27 +1,41 @@
-"""Arguments and options that several commands have, and what several do with them."""
+"""Arguments and options that several commands have, and what several do with them.
+
+A command is a function of its own arguments. `completed` gives it what its parameters stand for: options that several
+commands have (`Group`), a directory or a server (`Place`), --json. It is called as a command is built: reading the
+types of all of them takes longer than all else that a short command does.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import resource
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from inspect import Parameter, Signature, signature
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import copy
+from dataclasses import dataclass
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+from typer.models import CommandInfo
 
 from ...store.duration import duration_seconds
-from ..output import printable, progress_bar, say
+from ...store.errors import InvalidArgument
+from ..output import AS_JSON, printable, progress_bar, say
 
 if TYPE_CHECKING:
+    from ...operations.operations import Asked
     from ...store.policy.policies import PolicyValue
     from ..fleet import Outcome
 
-C = TypeVar("C", bound=Callable[..., Any])
 T = TypeVar("T")
+
+TOKEN = "DUELOG_TOKEN"
 
 
 def option(*words: str, **more: Any) -> Any:
@@ -45,7 +59,6 @@ SubscriptionName = Annotated[
     str, argument("SUBSCRIPTION", "Subscription: its name, as clients know it.", show_default=False)
 ]
 Create = Annotated[bool, option("--create", "Make what is not there; without it that is refused.")]
-Json = Annotated[bool, option("--json", "Print JSON and nothing else to standard output.")]
 Master = Annotated[str | None, option("URL", "Spark master, such as local[2]; with --spark.")]
 
 
@@ -61,32 +74,126 @@ NOTHING: Given = MappingProxyType({})
 """The default of a group, which typer never sees."""
 
 
-def grouped(command: C) -> C:
-    """Give a command the options of each of its groups as its own."""
+@dataclass
+class StorePlace:
+    """A directory, or a server and how it is reached."""
+
+    text: str
+    token: str | None = None
+    trust: Path | None = None
+    """Certificates in PEM; None: those of this machine."""
+
+    @property
+    def name(self) -> str:
+        """The address, or the directory's full path."""
+        return self.text.rstrip("/") if is_address(self.text) else str(Path(self.text).absolute())
+
+    @contextmanager
+    def opened(self, *, writes: bool = False) -> Iterator[Asked]:
+        """Ask for operations, with the names of subscriptions as clients know them.
+
+        Raises StoreLocked for a directory that is to change and is open elsewhere, ServerRefused.
+        """
+        if is_address(self.text):
+            from ...operations.operations import Asked
+            from .server import Server
+
+            yield Asked(Server(self.text, self.token, self.trust).ask)
+            return
+        from .client_names import Directory
+
+        with asked(Path(self.text), writes=writes) as store:
+            yield Directory(store.ask)
+
+
+def asked(path: Path, *, writes: bool, create: bool = False) -> AbstractContextManager[Asked]:
+    """See `asking.asked`, whose imports a command needs that asks, and no other."""
+    from ..asking import asked as ask
+
+    return ask(path, writes=writes, create=create)
+
+
+_STORE = argument("STORE", "Directory of the store; left out with --server.", show_default=False)
+Place = Annotated[StorePlace, _STORE]
+_SERVER = {
+    "server": Annotated[
+        str | None, option("--server", "URL", "A server in place of a directory: http:// or https://host:port.")
+    ],
+    "token": Annotated[str | None, option("TOKEN", "With --server: who asks.", envvar=TOKEN, show_envvar=True)],
+    "trust": Annotated[
+        Path | None, option("--tls-trust", "FILE", "With https: certificates that are trusted, in PEM.")
+    ],
+}
+_EXAMPLE = re.compile(r"(?m)^\$ .+(\n\$ .+)*")
+_JSON = {"json_": Annotated[bool, option("--json", "Print JSON and nothing else to standard output.")]}
+
+
+def completed(info: CommandInfo, *, has_json: bool) -> CommandInfo:
+    """Give a command the options that its groups and its `Place` stand for, and --json; mark its examples as code."""
+    command: Any = info.callback
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Group] = {}
+    added: dict[str, Any] = {**_SERVER} if hints.get("store") == Place else {}
     parameters: list[Parameter] = []
-    for each in signature(command).parameters.values():
-        (*_, last) = getattr(hints[each.name], "__metadata__", (None,))
+    for each in inspect.signature(command).parameters.values():
+        kind = hints[each.name]
+        (*_, last) = getattr(kind, "__metadata__", (None,))
         if isinstance(last, Group):
             groups[each.name] = last
-            parameters += [Parameter(name, each.kind, default=None, annotation=last[name]) for name in last]
+            parameters += [each.replace(name=name, default=None, annotation=last[name]) for name in last]
         else:
-            parameters.append(each.replace(annotation=hints[each.name]))
+            parameters.append(each.replace(annotation=Annotated[str, _STORE] if kind == Place else kind))
+    at_place = bool(added)
+    added |= _JSON if has_json else {}
+    kind_ = Parameter.POSITIONAL_OR_KEYWORD
+    parameters += [Parameter(name, kind_, default=None, annotation=each) for name, each in added.items()]
 
     def run(**given: Any) -> Any:
-        made = {group: {name: given.pop(name) for name in options} for group, options in groups.items()}
-        return command(**given, **made)
+        if has_json:
+            AS_JSON.set(bool(given.pop("json_")))
+        if at_place:
+            given["store"] = StorePlace(given.pop("server") or given["store"], given.pop("token"), given.pop("trust"))
+        for group, options in groups.items():
+            given[group] = {name: given.pop(name) for name in options}
+        return command(**given)
 
-    as_command(run, command, parameters)
-    return run  # type: ignore[return-value]  # to typer it is one
-
-
-def as_command(run: Callable[..., Any], command: Callable[..., Any], parameters: Sequence[Parameter]) -> None:
-    """Have a function pass for a command that has these parameters."""
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__doc__, run.__name__ = command.__doc__, command.__name__
+    run.__name__ = command.__name__
+    found = copy(info)
+    found.callback = run
+    found.cls = ServerCommand if at_place else info.cls
+    help_ = info.help or command.__doc__ or ""
+    found.help = _EXAMPLE.sub(lambda lines: f"```\n{lines[0][2:]}\n```".replace("\n$ ", "\n"), inspect.cleandoc(help_))
+    return found
+
+
+class ServerCommand(TyperCommand):
+    """A command whose first argument is a store: with --server URL the argument is left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the address in the argument's place."""
+        found: list[str] = []
+        for at, each in enumerate(args):
+            if each == "--":
+                break
+            if each == "--server" and at + 1 < len(args):
+                found = [args[at + 1]]
+            elif each.startswith("--server="):
+                found = [each.partition("=")[2]]
+        if found and not is_address(found[0]):
+            expected = "expected http://host:port or https://host:port, where `duelog serve --http` listens"
+            raise InvalidArgument("--server", found[0], expected)
+        return super().parse_args(ctx, [*found, *args])
+
+
+def is_address(place: str) -> bool:
+    """Return True if a place is a server.
+
+    >>> is_address("http://localhost:8080"), is_address("data")
+    (True, False)
+    """
+    return re.fullmatch(r"https?://[^\s/?#]+/?", place) is not None
 
 
 _POLICIES = {

@@ -156,7 +156,7 @@ def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monke
     examples = []
     for registered in sorted(REGISTERED.values(), key=lambda each: getattr(each, "callback", None) is not init):
         text = getattr(getattr(registered, "callback", None), "__doc__", None) or ""
-        examples += re.findall(r"^ *(duelog .*)$", text, re.MULTILINE)
+        examples += re.findall(r"^ *\$ (duelog .*)$", text, re.MULTILINE)
     assert len(examples) >= len(COMMANDS)
     for example in sorted(examples, key=lambda example: "--parquet" in example):  # after the export that it reads
         arguments = shlex.split(example)[1:]
