@@ -1,14 +1,16 @@
 """keyed: sends under deduplication keys against plain ones, and finding, replacing and cancelling by key.
 
 Durable, 100 bytes, due in three days, one by one from one thread and from eight. A plain send of a message that is
-found and cancelled by its id stands beside what is done by key. `n` messages with keys are pending then.
+found and cancelled by its id stands beside what is done by key. `n` messages with keys are pending then. A million keys
+of messages due within one day, and over 365 days: found, replaced in batches of 1,000, and cancelled, at random.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,13 @@ LOOKS = (
     Subject("find", "find"),
     Subject("replace", "send, replace=True"),
 )
+DAYS = (Subject("1", "over one day"), Subject("365", "over 365 days"))
+FIND = Measure("find", "ms a call", "less")
+UPSERT = Measure("upsert", "messages/s", show=short)
+CANCEL = Measure("cancel_key", "ms a call", "less")
+_KEYS = 1_000_000
+_UPSERTS = 20
+"""Batches that replace."""
 _DELAY_S = 3 * 86_400
 _PAYLOAD = b"x" * 100
 _CALLS = 1_000
@@ -106,6 +115,41 @@ def timed(subject: str, topic: Topic, n: int) -> float:
     return 1_000 * (time.perf_counter() - started) / len(keys)
 
 
+def over_days(subject: str, n: int, directory: Path) -> dict[str, float]:
+    """Find, replace and cancel where `n` messages with keys are pending, due over as many days as the subject says."""
+    chance, days = random.Random(n), int(subject)
+
+    def messages(numbers: Iterable[int]) -> list[Message]:
+        within_s = days * 86_400
+        return [
+            Message(
+                _PAYLOAD, deliver_after=_DELAY_S + chance.randrange(within_s), dedup_key=f"order-{at}", replace=True
+            )
+            for at in numbers
+        ]
+
+    with DelayedStore.open(directory / "store", StoreConfig(durability="none")) as store:
+        for first in range(0, n, _BATCH):
+            store.topic("t").send_batch(messages(range(first, min(first + _BATCH, n))))
+    with DelayedStore.open(directory / "store") as store:
+        topic, took = store.topic("t"), dict[str, float]()
+        keys = [f"order-{at}" for at in chance.sample(range(n), 2 * _CALLS)]
+        started = time.perf_counter()
+        for key in keys[:_CALLS]:
+            topic.find(key)
+        took[FIND.name] = 1_000 * (time.perf_counter() - started) / _CALLS
+        batches = [messages(chance.sample(range(n), min(_BATCH, n))) for _ in range(_UPSERTS)]
+        started = time.perf_counter()
+        for batch in batches:
+            topic.send_batch(batch)
+        took[UPSERT.name] = _UPSERTS * len(batches[0]) / (time.perf_counter() - started)
+        started = time.perf_counter()
+        for key in keys[_CALLS:]:
+            topic.cancel_key(key)
+        took[CANCEL.name] = 1_000 * (time.perf_counter() - started) / _CALLS
+        return took
+
+
 def main(argv: list[str]) -> int:
     """Run the workload."""
     options = parse(argv, "keyed", __doc__, n=(20_000,), quick_n=(1_000,))
@@ -120,5 +164,13 @@ def main(argv: list[str]) -> int:
         case = f"{n:,} pending"
         compare(results, case, "benchmarks.keyed:look", {"n": n}, [PER_CALL], LOOKS)
         results.target(f"{case}, cancel_key", results.median(case, "cancel_key", PER_CALL.name), 1, "less", "ms")
+    n = _KEYS // 100 if options.quick else _KEYS
+    case = f"{n:,} keys, by how many days their messages are due over"
+    compare(results, case, "benchmarks.keyed:over_days", {"n": n}, [FIND, UPSERT, CANCEL], DAYS)
+    for measure in (FIND, UPSERT, CANCEL):
+        one, many = (results.find(case, subject.key, measure.name) for subject in DAYS)
+        if one is not None and many is not None:
+            share = results.ratio(one, many) if measure is UPSERT else results.ratio(many, one)
+            results.target(f"{case}, {measure.name}", share, 2, "less", "x of one day")
     results.show()
     return 0
