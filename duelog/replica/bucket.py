@@ -35,7 +35,7 @@ _AHEAD = 16
 """Log objects that are read at once: each takes the time of an answer, however small it is."""
 
 
-Content = bytes | Sequence[bytes | memoryview]
+Content = bytes | Sequence[bytes | bytearray | memoryview]
 """The content of an object, whole or in parts."""
 
 

@@ -36,7 +36,7 @@ _INDEX = struct.Struct("<QQII")
 _CRC = struct.Struct("<I")
 
 
-Parts = Sequence[bytes | memoryview]
+Parts = Sequence[bytes | bytearray | memoryview]
 """Bytes in parts, which are not copied together."""
 
 
@@ -93,20 +93,18 @@ class LogObject(NamedTuple):
             len(owner),
             len(self.raw),
         )
-        indices = [
-            _INDEX.pack(raw.position, raw.at, len(raw.content), _CRC.unpack_from(raw.content)[0]) for raw in self.raw
-        ]
+        indices = [_INDEX.pack(raw.position, raw.at, raw.size, _CRC.unpack_from(raw.content)[0]) for raw in self.raw]
         head = b"".join((header, owner, *indices))
-        return [head + _CRC.pack(crc32(head)), *(raw.content for raw in self.raw)]
+        return [head + _CRC.pack(crc32(head)), *(part for raw in self.raw for part in (raw.content, *raw.more))]
 
 
-def crc_of(content: bytes | memoryview) -> int:
+def crc_of(content: bytes | bytearray | memoryview) -> int:
     """The checksum of a packed object, which tells it from others: it covers the checksums of its groups."""
     crc: int = _CRC.unpack_from(content, _head_bytes(content))[0]
     return crc
 
 
-def _head_bytes(content: bytes | memoryview) -> int:
+def _head_bytes(content: bytes | bytearray | memoryview) -> int:
     owner_length, count = _HEADER.unpack_from(content)[-2:]
     return _HEADER.size + int(owner_length) + int(count) * _INDEX.size
 

@@ -14,13 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from duelog.partitions.partition import environment_path
-from duelog.store.codec.run import Run, is_apart
+from duelog.store.codec.run import put_together
 from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
 from duelog.store.env.body_file import BodyReader, body_files
-from duelog.store.errors import CorruptEntry
 from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
-from duelog.store.wal.segment import RawGroup, Row, RowKind, SegmentReader, file_name, place_of
+from duelog.store.wal.segment import RawGroup, Row, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 
@@ -216,23 +215,20 @@ class LogTail:
 
     def _whole(self, group: RawGroup) -> RawGroup:
         """A group with the bodies that it names in it. Raises LogLost."""
-        rows = [] if group.apart == 0 else list(group.rows())
-        apart = [at for at, row in enumerate(rows) if row.kind == RowKind.RUN and is_apart(row.value)]
-        if not apart:
+        if group.apart == 0:
             return group
         kept = BodyReader(str(self._directory))
-        for at in apart:
-            rows[at] = rows[at]._replace(value=self._with_bodies(rows[at], kept))
-        return group.with_rows(self._store_id, rows)
 
-    def _with_bodies(self, row: Row, kept: BodyReader) -> memoryview | bytes:
-        with suppress(CorruptEntry):
-            environment = environment_path(self._path, row.start_ms)  # a file without a second name is there alone
-            for read in (kept, BodyReader(str(environment))):
-                run = Run("log", row.key, memoryview(row.value), read)
-                if run.bodies_fit:
-                    return run.whole()
-        raise LogLost("bodies that the log names are gone")
+        def read(row: Row) -> tuple[bytes, memoryview]:
+            found = put_together(row.key, row.value, kept)
+            if found is None:  # a file without a second name is in its place alone
+                beside = BodyReader(str(environment_path(self._path, row.start_ms)))
+                found = put_together(row.key, row.value, beside)
+            if found is None:
+                raise LogLost(f"bodies that group {group.position} of the log names are gone")
+            return found
+
+        return group.whole(self._store_id, read)
 
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
@@ -246,7 +242,7 @@ class LogTail:
             self._passed(group)
             if group.row_count:
                 groups.append(self._whole(group))
-                size += len(groups[-1].content)
+                size += groups[-1].size
         return groups
 
     def rest(self) -> Iterator[RawGroup]:

@@ -214,6 +214,16 @@ def set_apart(key: bytes, value: Buffer, at: int) -> tuple[bytes, Buffer]:
     return seal_run(key, rest, ()), memoryview(value)[columns:]
 
 
+def put_together(key: bytes, value: Buffer, read: ReadBodies) -> tuple[bytes, memoryview] | None:
+    """The value that `set_apart` has split, in two parts; None: its bodies are not there whole."""
+    _, _, _, flags, count, _, _, _ = HEADER.unpack_from(value)
+    columns = HEADER_BYTES + (24 if flags & FLAG_CONDITIONAL else 12) * count
+    (end,), (at,) = _LOCATE.unpack_from(value, HEADER_BYTES + 8 * count - 4), _APART.unpack_from(value, columns)
+    rest = b"".join((bytes((RUN_VERSION,)), memoryview(value)[5:columns]))
+    bodies = read(split_run_key(key)[0], at, end)
+    return (seal_run(key, rest, ()), bodies) if len(bodies) == end else None
+
+
 _FEW = 24
 """Up to this many bodies of a run are read one by one: gathering columns for them would take longer."""
 

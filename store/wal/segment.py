@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -33,6 +33,7 @@ import numpy as np
 
 from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
+from ..codec.run import is_apart
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.system_calls import forget_pages
 from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
@@ -104,7 +105,10 @@ class GroupContent(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Row]) -> GroupContent:
         """The content of a group of these rows."""
-        return cls(len(rows), b"".join(_parts_of(rows)))
+        parts: list[Buffer] = []
+        for kind, start_ms, key, value in rows:
+            parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
+        return cls(len(rows), b"".join(parts))
 
     @property
     def size(self) -> int:
@@ -124,14 +128,6 @@ class GroupContent(NamedTuple):
             else:
                 copy = copy or bytes(content)  # slices of it are bytes
                 yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
-
-
-def _parts_of(rows: Iterable[Row]) -> list[Buffer]:
-    """The bytes of rows, in parts."""
-    parts: list[Buffer] = []
-    for kind, start_ms, key, value in rows:
-        parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
-    return parts
 
 
 _NO_ROWS = GroupContent(0, b"")
@@ -399,7 +395,8 @@ class SegmentFollower:
 class RawGroup(NamedTuple):
     """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes.
 
-    apart: how many bytes more it would have with the bodies that lie in body files; None: not known.
+    apart: how many bytes more it would have with the bodies that lie in body files; None: not known. more: what follows
+    `content` of one that has them.
     """
 
     position: int
@@ -407,24 +404,33 @@ class RawGroup(NamedTuple):
     row_count: int
     content: bytes | memoryview
     apart: int | None = None
+    more: Sequence[Buffer] = ()
 
-    def rows(self) -> Iterator[Row]:
-        """Iterate over its rows, in order, unverified."""
-        return GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows()
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.content) + sum(map(len, self.more))
 
-    def with_rows(self, store_id: bytes, rows: Sequence[Row]) -> RawGroup:
-        """The group that would lie there if it had been written with other rows, and no bodies apart."""
-        parts = _parts_of(rows)
+    def whole(self, store_id: bytes, read: Callable[[Row], tuple[Buffer, Buffer]]) -> RawGroup:
+        """The group that would lie there if it had been written with its bodies in it.
+
+        read: gives the value of a run that has its bodies apart, with them, in two parts.
+        """
+        rows: list[Buffer] = []
+        for row in GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows():
+            is_split = row.kind == RowKind.RUN and is_apart(row.value)
+            value, bodies = read(row) if is_split else (row.value, b"")
+            rows += (pack_row(row.kind, row.start_ms, len(row.key), len(value) + len(bodies)), row.key, value, bodies)
         number, sequence, flushed, _, _ = _GROUP.unpack_from(self.content, _CRC.size)
-        header = _GROUP.pack(number, sequence, flushed, len(rows), sum(map(len, parts)))
+        header = _GROUP.pack(number, sequence, flushed, self.row_count, sum(map(len, rows)))
         crc = crc32(header, _seed(self.at, store_id))
-        for part in parts:
+        for part in rows:
             crc = crc32(part, crc)
-        return self._replace(row_count=len(rows), content=b"".join((_CRC.pack(crc), header, *parts)), apart=0)
+        return self._replace(content=_CRC.pack(crc) + header, apart=0, more=rows)
 
     def verified(self, store_id: bytes) -> Group | None:
         """The group that it is; None: its bytes are not those that were written."""
-        return read_group(bytes(self.content), 0, store_id, self.position >> 32, self.at)
+        return read_group(b"".join((self.content, *self.more)), 0, store_id, self.position >> 32, self.at)
 
 
 class SegmentReader:
