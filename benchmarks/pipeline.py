@@ -27,10 +27,9 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.opening import StoreLock
 from duelog.tools.arrow import open_tables
 from duelog.tools.audit import audit_store
-from duelog.tools.columns.copies import copy_url, store_name
 from duelog.tools.columns.scan_arrow import MESSAGES, scan_messages
-from duelog.tools.columns.scan_plan import plan_scan
-from duelog.tools.columns.sealed import sealed_generations
+from duelog.tools.columns.scan_rows import plan_scan
+from duelog.tools.columns.sealed import copy_url, sealed_generations, store_name
 from duelog.tools.compact_store import Runner, compact_store
 from duelog.tools.transfer.parquet_export import export_store
 

@@ -44,8 +44,16 @@ from ..store.errors import (
     StoreUnavailable,
 )
 from ..store.log import catalog
-from .columns.copies import copied_partitions, copy_url, excerpt
-from .columns.sealed import Sealed, identity_of, open_generation, open_main_to_read, read_sealed
+from .columns.sealed import (
+    Sealed,
+    copied_partitions,
+    copy_url,
+    excerpt,
+    identity_of,
+    open_generation,
+    open_main_to_read,
+    read_sealed,
+)
 from .values import MIN_DEAD_RATIO
 
 SWEPT = "the store was opened meanwhile, which clears staging/: try again"

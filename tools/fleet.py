@@ -14,7 +14,7 @@ import lmdb
 
 from ..broker.cluster.placement import read_placement
 from ..store.errors import DuelogError, InvalidArgument
-from .columns.copies import store_name
+from .columns.sealed import store_name
 
 T = TypeVar("T")
 

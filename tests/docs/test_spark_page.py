@@ -9,7 +9,7 @@ pytest.importorskip("pyspark")
 
 from duelog.tools.columns.main_tables import TABLES
 from duelog.tools.columns.scan_arrow import BODY_COLUMNS, MESSAGES
-from duelog.tools.columns.scan_plan import USUAL
+from duelog.tools.columns.scan_rows import USUAL
 from duelog.tools.spark.source import _OPTIONS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 from duelog import DelayedStore, ManualClock
 from duelog.errors import DamagedStore
 from duelog.tools.audit.store_audit import audit_store
-from duelog.tools.columns.scan_pending import plan_pending, scan_pending
+from duelog.tools.columns.scan_arrow import plan_pending, scan_pending
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots

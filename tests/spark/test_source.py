@@ -17,7 +17,7 @@ from duelog.partitions.timespan import directory_name
 from duelog.store.errors import InvalidArgument
 from duelog.tools.arrow import open_tables
 from duelog.tools.columns.main_tables import OF_MESSAGES, SMALL, TABLES
-from duelog.tools.columns.scan_plan import Wanted
+from duelog.tools.columns.scan_rows import Wanted
 from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.spark import register
 from duelog.tools.spark.session import SparkFailed, spark_errors

@@ -34,8 +34,7 @@ from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore, ReplicaDamaged
 from ...store.wal.followed_wal import FollowedWal
 from ...survey.contents import read_record, table_name
-from ..columns.scan_plan import LogRange
-from ..columns.scan_rows import batches
+from ..columns.scan_rows import LogRange, batches
 from ..columns.sealed import Sealed, open_generation
 from ..store_check import check_file
 from .audit_tables import DAY_MS, HOUR_MS, RetentionRow

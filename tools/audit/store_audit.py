@@ -29,9 +29,8 @@ from ...store.log import catalog
 from ...store.message import MAX_DUE_MS
 from ...store.position import Position
 from ...store.wal.followed_wal import FollowedWal
-from ..columns.copies import copied_partitions, copy_url
-from ..columns.copies import excerpt as excerpt_of
-from ..columns.sealed import Sealed, open_main_to_read
+from ..columns.sealed import Sealed, copied_partitions, copy_url, open_main_to_read
+from ..columns.sealed import excerpt as excerpt_of
 from ..store_check import check_file
 from ..values import iso_time, require_store
 from .audit_tables import NO_TOPIC, Audit, AuditFinding, HeldRow, PartitionRow, RetentionRow, UpcomingRow, finding

@@ -190,7 +190,7 @@ def export(
     from ..fleet import is_fleet, stores_of
 
     try:
-        from ..columns.scan_plan import Wanted
+        from ..columns.scan_rows import Wanted
         from ..transfer.parquet_export import export_store, fleet_row
     except ImportError as error:
         raise NeedsArrow("duelog export", error) from None

@@ -228,7 +228,7 @@ def compact(
     $ duelog compact data --min-dead-ratio 0.5
     $ duelog compact "stores/*"
     """
-    from ..columns.copies import copy_url
+    from ..columns.sealed import copy_url
     from ..compact_store import compact_store
     from ..fleet import is_fleet, stores_of
 

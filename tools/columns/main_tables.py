@@ -6,10 +6,13 @@ read, but never half of a run. Everything here needs the main environment, so it
 
 Of attempts those that count: of messages that their subscription has not acknowledged. What is in flight is not among
 them; the store's delivery log has it, for the case that the process is killed.
+
+The tables of a store's copy in object storage are read in tasks, of one partition or of the main environment alone:
+each fetches what it reads, and reads it as of a store. All tasks of a plan are of one group of the log.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,20 +26,21 @@ from ...cleanup.log_claims import acknowledged_by_all
 from ...opening import Identity
 from ...partitions import cancellations
 from ...partitions.timespan import directory_name
+from ...replica.copied_store import CopiedStore, Excerpt
 from ...store.codec import format as fmt
 from ...store.codec.format import LedgerState, PartitionState, Table
 from ...store.codec.run import Run, RunKind
 from ...store.codec.sent_ids import IN_MAIN, KeyRecord
+from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
 from ...store.errors import CorruptEntry, InvalidArgument
 from ...store.log import catalog
 from ...store.log.scan import runs
 from ...store.wal.followed_wal import FollowedWal
 from .held_letters import Unreadable, held_letters
-from .scan_arrow import MESSAGES, needs_claims, scan_messages
-from .scan_pending import Known, pending_in, scan_pending
-from .scan_plan import Wanted, plan_in
-from .sealed import Sealed, sealed_in
+from .scan_arrow import MESSAGES, Known, logs_now, needs_claims, now_ms, pending_in, scan_messages, scan_pending
+from .scan_rows import Wanted, plan_in
+from .sealed import Sealed, copied_partitions, excerpt, open_main_to_read, sealed_in
 
 MARKERS = pa.schema(
     [
@@ -433,3 +437,45 @@ class View(NamedTuple):
             found = small_batches(self.raw, self.store, table)
         for batch in found:
             yield narrowed(batch, table, wanted, columns)
+
+
+_STATES = {"messages": PartitionState.CLOSED, "pending": PartitionState.OPEN}
+
+
+class CopyTask(NamedTuple):
+    """The rows of a table that one task reads; as_of_ms: of `pending`, as in `pending_in`. Picklable."""
+
+    excerpt: Excerpt
+    table: str
+    wanted: Wanted
+    as_of_ms: int | None = None
+
+
+def plan_copy(copy: CopiedStore, table: str, wanted: Wanted, as_of_ms: int | None = None) -> list[CopyTask]:
+    """The tasks of everything that is wanted of a table."""
+    main = Excerpt(copy.main, {}, None, str(copy.path))
+    state = _STATES.get(table)
+    if state is None:
+        return [CopyTask(main._replace(catalog=copy.catalog), table, wanted)]
+    if as_of_ms is None and table == "pending":
+        with closing(Environment(copy.path / "main", name="main", read_only=True)) as opened, opened.read() as raw:
+            as_of_ms = now_ms(raw)
+    tasks = [
+        CopyTask(
+            excerpt(copy, sealed.start_ms), table, wanted._replace(partitions=frozenset({sealed.partition})), as_of_ms
+        )
+        for sealed, its_state, _ in copied_partitions(copy)
+        if its_state is state and wanted.has_partition(sealed)
+    ]
+    if table == "pending" and wanted.partitions is None:  # what waits in main logs
+        tasks.append(CopyTask(main, table, wanted, as_of_ms))
+    return tasks
+
+
+def scan_copy(task: CopyTask, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a task. Raises ReplicaDamaged, ReplicaRefused, ReplicaUnreachable, DamagedStore, StoreFull."""
+    with task.excerpt.fetched() as path:
+        known = logs_now(path) if task.table == "pending" else None
+        with open_main_to_read(path) as (identity, main), main.read() as raw:
+            view = View(path, identity, raw, known)
+            yield from view.batches(task.table, columns, task.wanted, task.as_of_ms)

@@ -2,13 +2,15 @@
 
 A generation is sealed once the catalog says that its partition is CLOSED. Nothing writes to its file any more:
 compaction replaces it by another directory, deletion removes it, `duelog repair` wants the store for itself. So a
-descriptor of it can be handed to another process, which needs neither the main environment nor any lock.
+descriptor of it can be handed to another process, which needs neither the main environment nor any lock. A store may be
+named by its copy in object storage; then a task is handed what it fetches.
 
 A generation that has gone since it was listed is DamagedStore at opening, never an empty result. One that goes while
 it is open can be read to its end.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import NamedTuple, Self, TypeVar
 from ...opening import Identity, open_main
 from ...partitions.partition import Partition, partition_path
 from ...partitions.timespan import directory_name
+from ...replica.copied_store import CopiedEnvironment, CopiedStore, Excerpt
 from ...store.codec.format import PartitionRecord, PartitionState
 from ...store.config import StoreConfig
 from ...store.env.body_file import length_of
@@ -145,3 +148,36 @@ def open_generation(sealed: Sealed, store_id: bytes, wal: FollowedWal | None = N
         except CorruptRecord as error:
             raise DamagedStore(path, str(error)) from error
         yield environment
+
+
+_URL = re.compile(r"(s3|s3a|gs|az|abfs|abfss|file|memory):/{1,3}(.*)")
+
+
+def copy_url(store: Path | str) -> str | None:
+    """The URL of a copy that a store is named by; None: it is a directory. A Path has taken out slashes.
+
+    >>> copy_url(Path("s3://bucket/orders")), copy_url(Path("data"))
+    ('s3://bucket/orders', None)
+    """
+    found = _URL.fullmatch(str(store))
+    if found is None:
+        return None
+    return f"{found[1]}://{'/' if found[1] in ('file', 'memory') else ''}{found[2]}"
+
+
+def store_name(store: Path) -> str:
+    """The name of a store as it is shown: the URL of its copy, or the directory."""
+    return copy_url(store) or str(store)
+
+
+def copied_partitions(copy: CopiedStore) -> Iterator[tuple[Sealed, PartitionState, CopiedEnvironment]]:
+    """Each partition of a copy as its catalog has it, its state, and where it is fetched from."""
+    for start_ms, part in copy.parts.items():
+        record = copy.catalog[start_ms]
+        size = sum(file.size for file in part.manifest.files)
+        yield Sealed(part.url, start_ms, record.end_ms, record.generation, size), record.state, part
+
+
+def excerpt(copy: CopiedStore, start_ms: int) -> Excerpt:
+    """The part of a store that a task on one partition reads, and main with that partition alone."""
+    return Excerpt(copy.main, {start_ms: copy.catalog[start_ms]}, copy.parts[start_ms], str(copy.path))

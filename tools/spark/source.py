@@ -17,7 +17,7 @@ due time and store prune before reading; Spark evaluates the others itself.
 What one task of `messages` reads is a key range of one sealed generation; which generations there are, topic names and
 withdrawn entries are of one point in time, when the query is planned. The environment is opened inside the task and
 closed before it ends: Spark uses its workers again. A store may be given by the URL of its copy in object storage: then
-a task fetches one partition, and reads all of it (copy_tables.py).
+a task fetches one partition, and reads all of it (main_tables.py).
 """
 
 import json
@@ -54,22 +54,22 @@ from pyspark.sql.types import (
 from ...replica.copied_store import open_copy
 from ...store.errors import DamagedStore, InvalidArgument
 from ...store.message import MAX_DUE_MS
-from ..columns.copies import copy_url, store_name
-from ..columns.copy_tables import CopyTask, plan_copy, scan_copy
 from ..columns.main_tables import (
     OF_MESSAGES,
     TABLES,
+    CopyTask,
     MarkerLedger,
     marker_ledgers,
     narrowed,
+    plan_copy,
+    scan_copy,
     scan_markers,
     small_batches,
     table_schema,
 )
-from ..columns.scan_arrow import needs_claims, scan_messages
-from ..columns.scan_pending import plan_pending, scan_pending
-from ..columns.scan_plan import USUAL, Sizes, Wanted, plan_scan
-from ..columns.sealed import open_main_to_read
+from ..columns.scan_arrow import needs_claims, plan_pending, scan_messages, scan_pending
+from ..columns.scan_rows import USUAL, Sizes, Wanted, plan_scan
+from ..columns.sealed import copy_url, open_main_to_read, store_name
 from ..fleet import FAILURES, attempt, is_fleet, reason_of, stores_of
 from ..output import say
 

@@ -26,13 +26,10 @@ from ...store.codec.format import PartitionState
 from ...store.env.memtable import Reads
 from ...store.errors import InvalidArgument
 from ...store.files.directory import flush_file, make_directory, refuse_inside, remove_tree, sync_directory, write_file
-from ..columns.copies import copied_partitions, copy_url, store_name
-from ..columns.copy_tables import CopyTask, plan_copy, scan_copy
-from ..columns.main_tables import View
-from ..columns.scan_arrow import scan_messages, schema_of
-from ..columns.scan_pending import logs_now
-from ..columns.scan_plan import LogRange, Slice, Wanted, plan_in, plan_scan
-from ..columns.sealed import Sealed, open_main_to_read, read_sealed
+from ..columns.main_tables import CopyTask, View, plan_copy, scan_copy
+from ..columns.scan_arrow import logs_now, scan_messages, schema_of
+from ..columns.scan_rows import LogRange, Slice, Wanted, plan_in, plan_scan
+from ..columns.sealed import Sealed, copied_partitions, copy_url, open_main_to_read, read_sealed, store_name
 from ..fleet import Outcome, each_store
 from ..values import path_segment
 from . import export_layout as layout

@@ -18,9 +18,8 @@ from duelog.store.errors import ClosedError, InvalidArgument
 from duelog.tools.arrow import NeedsArrow, open_tables
 from duelog.tools.columns import scan_rows
 from duelog.tools.columns.main_tables import TABLES
-from duelog.tools.columns.scan_arrow import HEADER_COLUMNS
-from duelog.tools.columns.scan_pending import logs_now, pending_in, plan_pending, scan_pending
-from duelog.tools.columns.scan_plan import Sizes, Wanted
+from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, logs_now, pending_in, plan_pending, scan_pending
+from duelog.tools.columns.scan_rows import Sizes, Wanted
 from duelog.tools.columns.sealed import read_sealed
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store

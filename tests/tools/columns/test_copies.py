@@ -20,9 +20,8 @@ from duelog.replica.bucket import Bucket
 from duelog.replica.copied_store import open_copy
 from duelog.tools.arrow import open_tables
 from duelog.tools.audit import audit_store
-from duelog.tools.columns.copy_tables import plan_copy, scan_copy
-from duelog.tools.columns.main_tables import TABLES
-from duelog.tools.columns.scan_plan import Wanted
+from duelog.tools.columns.main_tables import TABLES, plan_copy, scan_copy
+from duelog.tools.columns.scan_rows import Wanted
 from duelog.tools.compact_store import compact_store
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store

@@ -22,8 +22,7 @@ from duelog.store.codec.run import Run, pack_messages
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DamagedStore, InvalidArgument
 from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, read_bodies, scan_messages
-from duelog.tools.columns.scan_plan import LogRange, Sizes, Slice, Wanted, plan_scan
-from duelog.tools.columns.scan_rows import Batch, Piece
+from duelog.tools.columns.scan_rows import Batch, LogRange, Piece, Sizes, Slice, Wanted, plan_scan
 from duelog.tools.columns.sealed import identity_of, open_generation, sealed_generations
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.proof import length

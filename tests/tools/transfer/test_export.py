@@ -17,7 +17,7 @@ from duelog.partitions.timespan import directory_name
 from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.files.directory import remove_tree
 from duelog.tools.columns.scan_arrow import scan_messages
-from duelog.tools.columns.scan_plan import Wanted, plan_scan
+from duelog.tools.columns.scan_rows import Wanted, plan_scan
 from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.transfer.export_layout import TABLE_SCHEMAS, day_of, message_path, open_export
 from duelog.tools.transfer.parquet_export import Exported, StagedFile, Task, export_slice, export_store
