@@ -32,8 +32,7 @@ from ..protocol.states import Session
 from ..security.authentication import Authentication
 from ..security.permissions import Permissions
 from ..server.connection import Connection, Fail
-from ..server.listening import Listeners
-from ..server.service import Service
+from ..server.service import Listeners, Service
 from .broker_link import BrokerLink, ClientLinks, Dialer, Forwarding, broker_context
 from .placement import Address, KnownBrokers, PlacementFile
 

@@ -19,7 +19,7 @@ from ..admin.http_request import HttpError, Request, texts_of
 from ..admin.routing import Route, need_of
 from ..protocol.loop_calls import Workers
 from .client_message import opened
-from .topic_finder import TopicFinder
+from .topic_resource import TopicFinder
 
 TOPIC = "/duelog/v1/persistent/{tenant}/{namespace}/{topic}"
 MESSAGE = TOPIC + "/messages/{ledger}/{entry}"

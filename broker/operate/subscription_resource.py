@@ -25,7 +25,7 @@ from ..lookup.topic_address import shown_subscription
 from ..protocol import entry
 from ..protocol.loop_calls import Workers
 from .client_message import reply_of
-from .topic_finder import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
+from .topic_resource import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 _AT_ONCE = 100

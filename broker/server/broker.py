@@ -38,11 +38,9 @@ from ..lookup.topic_lookup import TopicAccess, TopicLookup, Urls
 from ..metrics.exposition import CONTENT_TYPE, Exposition
 from ..metrics.rates import Rates
 from ..operate.schedule_resource import ScheduleResource
-from ..operate.store_resource import StoreResource
 from ..operate.subscription_resource import SubscriptionResource
-from ..operate.topic_finder import TopicFinder
-from ..operate.topic_resource import TopicResource
-from ..operate.topic_stats import StatsResource, TopicFigures
+from ..operate.topic_resource import TopicFinder, TopicResource
+from ..operate.topic_stats import StatsResource, StoreResource, TopicFigures
 from ..page.operation_resource import OperationResource, asking
 from ..page.page_server import PageFiles
 from ..produce.producers import Producers
@@ -56,8 +54,7 @@ from ..tenancy.namespace_policies import NamespacePolicies
 from ..tenancy.namespaces import Namespaces, Tenants, TopicNames, TopicRemoval
 from ..tenancy.rest_schemas import RestSchemas
 from .connection import Connection, Handler, Login
-from .listening import Listeners
-from .service import Service
+from .service import Listeners, Service
 
 T = TypeVar("T")
 

@@ -42,19 +42,24 @@ from duelog.store.wal.wal_reader import DIRECTORY, WalContent, read_beside
 
 from ..survey.contents import (
     SNAPSHOTS,
+    Conditionals,
     Gap,
+    Withdrawn,
     dense_runs,
     kept_ledgers,
+    lost_admissions,
+    lost_cancellations,
     main_ledgers,
     marker_runs,
+    passed_of,
     read_logs,
     read_record,
     table_name,
     topic_names,
     unreadable_bodies,
+    waited_for,
     was_used,
 )
-from ..survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from ..upkeep.quarantine import Quarantine
 
 REPAIR = "run `duelog repair` on a copy of the store, or restore a backup"

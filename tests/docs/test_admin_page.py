@@ -18,7 +18,7 @@ SHOWN = {re.split(r"[?\s]", each)[0].rstrip("/") for each in re.findall(r"`([^`\
 }
 """Texts in backticks, and each word of them, without queries."""
 
-ROOMS = ("topic_resource", "subscription_resource", "stats_resource", "schedule_resource", "store_resource")
+ROOMS = ("topic_resource", "subscription_resource", "schedule_resource", "topic_stats")
 
 
 def test_every_route_of_topics_messages_and_jobs_is_on_the_page(tmp_path: Path) -> None:

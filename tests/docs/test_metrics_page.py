@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from duelog.broker.metrics.metric_names import ENGINE, METRICS
+from duelog.broker.metrics.exposition import ENGINE, METRICS
 from duelog.metrics import SPECS
 from duelog.tools.audit.audit_tables import CODES, TABLES
 from tests.tools.command_line import ok

@@ -100,7 +100,7 @@ class StorePlace:
 
             yield Asked(Server(self.text, self.token, self.trust).ask)
             return
-        from .client_names import Directory
+        from ..asking import Directory
 
         with asked(Path(self.text), writes=writes) as store:
             yield Directory(store.ask)

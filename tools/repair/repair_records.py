@@ -56,7 +56,7 @@ from ...store.log.ledger import MAX_RUN_ENTRIES, find_tail
 from ...store.log.scan import runs
 from ...store.position import Position
 from ...survey import contents
-from ...survey.withdrawals import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
+from ...survey.contents import Conditionals, Withdrawn, lost_admissions, lost_cancellations, passed_of, waited_for
 from ...upkeep.schedule import schedule_rows, unpack_schedule
 from .repair_files import Account, Discarded, generations
 

@@ -28,8 +28,7 @@ from ...store.errors import CorruptRecord, DamagedStore
 from ...store.files.directory import refuse_inside
 from ...store.log import catalog
 from ...store.wal.segment import MAIN
-from ...survey.contents import read_logs
-from ...survey.withdrawals import Conditionals
+from ...survey.contents import Conditionals, read_logs
 from ..store_check import check_store
 from ..values import stored_identity
 from . import repair_records as records

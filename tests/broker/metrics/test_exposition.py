@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from duelog import DelayedDeliveryPolicies, DelayedStore
 from duelog.broker.metrics import exposition
-from duelog.broker.metrics.metric_names import METRICS, Named
+from duelog.broker.metrics.exposition import METRICS, Named
 from duelog.broker.protocol import commands
 from duelog.broker.server import broker as broker_module
 from duelog.broker.server.broker import Broker

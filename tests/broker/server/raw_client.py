@@ -15,7 +15,7 @@ from duelog.broker.protocol.fields import ENCODERS, Command
 from duelog.broker.protocol.frames import Frame, FrameCutter, head
 from duelog.broker.security.authentication import Authentication
 from duelog.broker.server.connection import Connection, Handler, Login
-from duelog.broker.server.listening import Listeners
+from duelog.broker.server.service import Listeners
 from tests.broker.protocol.blobs import join_blob
 
 C = TypeVar("C", bound=Command)
