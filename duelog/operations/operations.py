@@ -14,7 +14,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duelog.store.duration import duration_ms
+from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ConsumerBusy, DelayTooLong, InvalidArgument
 from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
 from duelog.store.names import SCHEME, validate_namespace_name
@@ -25,9 +25,10 @@ from .operation import Ask, Operation, Right, operation
 from .transacted import transact
 
 if TYPE_CHECKING:
-    from duelog.store.policy.policies import Policies
+    from duelog.store.clock import Clock
+    from duelog.store.config import StoreConfig
+    from duelog.store.policy.policies import EffectivePolicies, Policies, PolicyValue
 
-    from ..delayed_store import DelayedStore
     from ..stats import (
         Connections,
         Keeper,
@@ -41,9 +42,12 @@ if TYPE_CHECKING:
         TopicTimelines,
     )
     from ..topic import Topic
-    from ..topics.dead_letters import DeadLetter
+    from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
     from ..topics.task_activity import TaskActivity
+    from ..transactions import Transaction
+    from ..upkeep.jobs import Jobs
+    from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
 
 _log = logging.getLogger("duelog.control")
@@ -61,10 +65,79 @@ class EntryReader(Protocol):
         """In JSON, wholly or its beginning; None: it is none of that protocol."""
 
 
+class Store(Protocol):
+    """The calls of a DelayedStore that the operations use; it makes them, so they cannot import it."""
+
+    topic_deleter: Callable[[str, bool], object] | None
+    entry_reader: EntryReader | None
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def jobs(self) -> Jobs: ...
+    @property
+    def config(self) -> StoreConfig: ...
+    def topic(self, name: str) -> Topic: ...
+    def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
+    def delete_topic(self, name: str) -> None: ...
+    def stats(self) -> StoreStats: ...
+    def partitions(self) -> list[PartitionStats]: ...
+    def kept_by(self, start_ms: int) -> list[Keeper]: ...
+    def snapshots(self, start_ms: int) -> SnapshotStats: ...
+    def overview(self) -> Overview: ...
+    def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]: ...
+    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int = 5) -> TopicTimelines: ...
+    def topic_rows(
+        self,
+        search: str = "",
+        *,
+        namespace: str | None = None,
+        sort: str = "name",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 50,
+    ) -> TopicPage: ...
+    def calendar(self) -> list[PartitionStats]: ...
+    def receiving(self, namespace: str | None = None) -> list[Receiving]: ...
+    def connections(self) -> Connections: ...
+    def tick(self) -> TickResult: ...
+    def flush(self) -> None: ...
+    def save_snapshots(self) -> int: ...
+    def policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> Policies | None: ...
+    def transaction(self) -> Transaction: ...
+    def all_policies(self) -> dict[str, Policies]: ...
+    def effective_policies(self, topic: str, subscription: str | None = None) -> EffectivePolicies: ...
+    def update_policies(
+        self,
+        /,
+        *,
+        namespace: str | None = None,
+        topic: str | None = None,
+        subscription: str | None = None,
+        **values: PolicyValue | None,
+    ) -> Policies: ...
+    def dead_letters(
+        self,
+        topic: str | None = None,
+        subscription: str | None = None,
+        *,
+        reason: str | None = None,
+        key: str | None = None,
+        older_than: Duration | None = None,
+    ) -> Iterator[DeadLetter]: ...
+    def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int: ...
+    def purge_dead_letters(self, letters: Letters) -> int: ...
+    def remove_policies(
+        self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
+    ) -> bool: ...
+
+
 class Operations:
     """The operations of an open store. Thread-safe."""
 
-    def __init__(self, store: DelayedStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def ask(self, name: str, arguments: Mapping[str, object]) -> object:
@@ -488,13 +561,19 @@ class Operations:
         namespace: str | None = None,
     ) -> Iterator[DeadLetter]:
         """List dead letters, oldest first. namespace: of the topics that they come from."""
-        return self._letters(
-            namespace, topic=topic, subscription=subscription, reason=reason, key=key, older_than=older_than
-        )
+        return self._letters(topic, subscription, reason, key, older_than, namespace)
 
-    def _letters(self, namespace: str | None, **filters: Any) -> Iterator[DeadLetter]:
+    def _letters(
+        self,
+        topic: str | None,
+        subscription: str | None,
+        reason: str | None,
+        key: str | None,
+        older_than: float | None,
+        namespace: str | None,
+    ) -> Iterator[DeadLetter]:
         within = "" if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
-        letters = self._store.dead_letters(**filters)
+        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
         return (letter for letter in letters if letter.topic.startswith(within))
 
     @operation(Right.CONSUME, looks=True)
@@ -511,14 +590,7 @@ class Operations:
         """List the first of those as `dead_letters`, of each payload its beginning, as `scheduled_page`."""
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
             raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_LISTED}")
-        found = list(
-            islice(
-                self._letters(
-                    namespace, topic=topic, subscription=subscription, reason=reason, key=key, older_than=older_than
-                ),
-                limit + 1,
-            )
-        )
+        found = list(islice(self._letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
         return {"letters": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "more": len(found) > limit}
 
     @operation(Right.CONSUME)
@@ -534,9 +606,7 @@ class Operations:
         namespace: str | None = None,
     ) -> int:
         """Deliver again those of these ids among what the others leave, None: all of that; how many."""
-        letters = self._letters(
-            namespace, topic=topic, subscription=subscription, reason=reason, key=key, older_than=older_than
-        )
+        letters = self._letters(topic, subscription, reason, key, older_than, namespace)
         return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
 
     @operation(Right.CONSUME)
@@ -551,9 +621,7 @@ class Operations:
         namespace: str | None = None,
     ) -> int:
         """Drop them for good; how many."""
-        letters = self._letters(
-            namespace, topic=topic, subscription=subscription, reason=reason, key=key, older_than=older_than
-        )
+        letters = self._letters(topic, subscription, reason, key, older_than, namespace)
         return self._store.purge_dead_letters(_chosen(letters, ids))
 
     # -- schedules -------------------------------------------------------------------------------------

@@ -17,22 +17,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...store.errors import DuelogError
+from ..columns import NeedsArrow
 from ..columns.sealed import copy_url
 
 if TYPE_CHECKING:
     from .tables_view import Tables
 
 __all__ = ["NeedsArrow", "open_tables"]
-
-INSTALL = "pip install 'duelog[arrow]'"
-
-
-class NeedsArrow(DuelogError):
-    """Something needs pyarrow, or another package for data frames, and it is not installed."""
-
-    def __init__(self, what: str, error: ImportError, install: str = INSTALL) -> None:
-        super().__init__(f"{what} needs a package that is not installed ({error.name}); {install}")
 
 
 def open_tables(

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 from ...replica.copied_store import open_copy
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.files.directory import flush_file, move, refuse_inside
+from ..columns import NeedsArrow
 from ..columns.main_tables import TABLES, View, columns_of, narrowed, plan_copy, scan_copy, table_schema
 from ..columns.scan_arrow import logs_now, schema_of
 from ..columns.scan_rows import Wanted
 from ..columns.sealed import open_main_to_read
 from ..transfer.export_layout import PENDING, open_export
-from . import NeedsArrow
 
 Batches = Iterator[pa.RecordBatch]
 
