@@ -45,8 +45,8 @@ def read(raw: Reads, topic_id: int, producer: str) -> BitMap64:
 
 
 def blocks(topic_id: int, producer: str, numbers: BitMap64) -> Iterator[tuple[bytes, BitMap64]]:
-    """Split numbers by the record that they are united with: (key, numbers)."""
-    rest = BitMap64(numbers)
+    """Split numbers, which nobody changes any more, by the record that they are united with: (key, numbers)."""
+    rest = numbers
     while rest:
         block, last = rest.min() >> BLOCK_BITS, rest.max() >> BLOCK_BITS
         members = rest if block == last else rest & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS))

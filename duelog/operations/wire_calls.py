@@ -58,6 +58,8 @@ _MANUAL_PAUSE_S = 0.02
 _CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
 _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
          "numbers"}  # fmt: skip
+_UNSAID = (None, None, None, None, False, None)
+"""What encodes a message of nothing but a payload."""
 
 _log = logging.getLogger("duelog.control")
 
@@ -458,7 +460,7 @@ class WireCalls:
         """Send one message by the outbox: [payload], and by name what `Topic.send` takes, and its numbers."""
         if len(arguments) != 1 or len(target) != 1 or not named.keys() <= _SENT:
             return False
-        topic, given, numbers = self._topic(target[0]), named.get, named.get("numbers")
+        topic, given, numbers = self._topic(target[0]), named.get, named.pop("numbers", None)
         if numbers is not None:
             numbers = Numbers.checked(tuple(numbers) if type(numbers) is list else numbers)
             if self._numbering.get(target[0]) != numbers.producer:
@@ -466,10 +468,12 @@ class WireCalls:
                 if len(self._numbering) >= _TOPICS:
                     self._numbering.clear()
                 self._numbering[target[0]] = numbers.producer
-        dedup = Dedup.checked(given("dedup_key"), given("dedup_for"), given("replace", False))
-        times = given("deliver_at"), given("deliver_after")
-        facts = given("key"), given("properties"), given("allow_past", False), given("ttl"), dedup
-        encoded = topic.sender.encode_one(arguments[0], *times, *facts)
+        dedup, facts = None, _UNSAID
+        if named:
+            dedup = Dedup.checked(given("dedup_key"), given("dedup_for"), given("replace", False))
+            times = given("deliver_at"), given("deliver_after")
+            facts = (*times, given("key"), given("properties"), given("allow_past", False), given("ttl"))
+        encoded = topic.sender.encode_one(arguments[0], *facts, dedup)
         item = topic.sender.outgoing(encoded, (self.answering, number), _outcomes, dedup=dedup, numbers=numbers)
         if not self.service.outbox.put(item, wait=False, begin=False):
             self.answering.hold(held=True)

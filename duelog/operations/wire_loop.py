@@ -21,7 +21,7 @@ from contextlib import suppress
 
 _THREADS = 16
 _ROUNDS = 8
-"""So often sockets are looked at before what has come is written."""
+"""So often sockets are looked at before what has come is written, where more than one message was the last time."""
 _LONG_S = 0.003
 """Another thread serves the connections once the one that did has written for so long."""
 _QUIET_S = 0.1
@@ -37,11 +37,11 @@ class WireLoop:
     """The thread, from `start` to `end`: one of two, the other stands by. Others may call `later`, `submit`, `end`."""
 
     def __init__(
-        self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], None]
+        self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], int]
     ) -> None:
         """failed: hears in the thread of an error of what it did, which goes on. Raises OSError.
 
-        take_up: asked after each turn whether there is something to write, by `write`.
+        take_up: asked after each turn whether there is something to write, by `write`, which says how many together.
         """
         self.selector = selectors.DefaultSelector()
         """Sockets with the `Ready` of each. Of the thread."""
@@ -108,7 +108,7 @@ class WireLoop:
                 pass
 
     def _run(self) -> None:
-        here = threading.get_ident()
+        here, together = threading.get_ident(), 0
         while not self._ended:
             if self._serving != here:
                 self._stand_by(here)
@@ -116,7 +116,7 @@ class WireLoop:
             self._turning = here
             try:
                 self._turn()
-                for _ in range(_ROUNDS):  # what has come meanwhile is written together with it
+                for _ in range(_ROUNDS if together > 1 else 0):  # what has come meanwhile is written with it
                     if self._ended or not self._serve(0):  # a client taken after the end would never be told of it
                         break
             except Exception as error:
@@ -128,7 +128,7 @@ class WireLoop:
                     self._writes += 1
                     if self._rests:
                         self._call()
-                self._write()
+                together = self._write()
                 with self._change:
                     if self._serving == here:
                         self._writing_since = None

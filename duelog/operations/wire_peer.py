@@ -19,7 +19,7 @@ from duelog.store.errors import InvalidArgument
 
 from ..stats import ClientPart, ClientStats
 from . import wire_values
-from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
+from .wire import ERROR, HEAD, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed
 from .wire_calls import Guard, Service, WireCalls, closing
 from .wire_values import pack, pack_error, unpack
 
@@ -196,7 +196,7 @@ class WirePeer:
         finally:
             corked, self._corked = self._corked, None
             if corked:
-                self._send_data(b"".join(corked))
+                self._send(corked)
         if broken is not None:
             self._refuse(broken)
         self.watch()
@@ -283,63 +283,57 @@ class WirePeer:
 
     def answered(self, bodies: Sequence[bytes]) -> None:
         """Send the answers of as many requests."""
-        with self._lock:
-            self._answered += len(bodies)
-            full = self.under_way + len(bodies) >= MOST_REQUESTS  # also where one has come meanwhile
-        self._send(*bodies)
-        if full:
-            self._service.loop.later(self._take)
+        self._send(bodies, len(bodies))
 
     def say(self, number: int, kind: int, error: BaseException) -> None:
         """Send what is no answer."""
-        self._send(wire_values.answer(number, kind, pack_error(error)))
+        self._send([wire_values.answer(number, kind, pack_error(error))])
 
     def greet(self, greeting: list[object]) -> None:
         """Send the first frame, and read requests. Of the thread."""
-        self._send(pack(greeting))
+        self._send([pack(greeting)])
         self.watch()
 
-    def _send(self, *bodies: bytes) -> None:
-        data = b"".join(map(framed, bodies))
+    def _send(self, bodies: Sequence[bytes], answered: int = 0) -> None:
+        """Send frames, answers of some requests. What the socket does not take is sent as it does."""
         if self._corked is not None and self._service.loop.is_here:
-            self._corked.append(data)
-            return
-        self._send_data(data)
-
-    def _send_data(self, data: bytes) -> None:
-        """Send frames. What the socket does not take is sent as it does."""
+            self._corked += bodies
+            bodies = ()
+        data = b"".join([piece for body in bodies for piece in (HEAD.pack(len(body)), body)])
         with self._lock:
-            if self.closed:
-                return
-            if not self._outbox:
-                try:
-                    data = data[self._socket.send(data) :]
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    data = b""  # it is gone, which reading tells
-                if not data:
-                    return
+            self._answered += answered
+            full = answered and self.under_way + answered >= MOST_REQUESTS  # also where one has come meanwhile
+            if data and not self.closed:
+                self._outbox.append(data)
+                self.unread += len(data)
+                if len(self._outbox) == 1:
+                    self._since = time.monotonic()
+                    self._send_outbox()
+            stuck = bool(self._outbox)
+        if full:
+            self._service.loop.later(self._take)
+        if stuck:
+            self._service.loop.later(self.watch)
+
+    def _send_outbox(self) -> None:
+        """Send what the socket takes. REQUIRES: the lock."""
+        try:
+            while self._outbox:
+                data = self._outbox[0]
+                taken = self._socket.send(data)
                 self._since = time.monotonic()
-            self._outbox.append(data)
-            self.unread += len(data)
-        self._service.loop.later(self.watch)
+                self.unread -= taken
+                if taken < len(data):
+                    self._outbox[0] = data[taken:]
+                    break
+                self._outbox.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone, which reading tells
+            self._outbox.clear()
+            self.unread = 0
 
     def _flush(self) -> None:
         with self._lock:
-            try:
-                while self._outbox:
-                    data = self._outbox[0]
-                    taken = self._socket.send(data)
-                    self._since = time.monotonic()
-                    self.unread -= taken
-                    if taken < len(data):
-                        self._outbox[0] = data[taken:]
-                        break
-                    self._outbox.popleft()
-            except BlockingIOError:
-                pass
-            except OSError:
-                self._outbox.clear()
-                self.unread = 0
+            self._send_outbox()
         self._take()

@@ -192,10 +192,10 @@ class Outbox:
             self._state = _WRITING
         return True
 
-    def write(self) -> None:
-        """Write until nothing waits. REQUIRES: `take_up`. Raises nothing."""
+    def write(self) -> int:
+        """Write until nothing waits; how many of the largest group. REQUIRES: `take_up`. Raises nothing."""
         self._writer = threading.get_ident()
-        self._work()
+        return self._work()
 
     def _begin(self) -> None:
         """Have the outbox's own thread write. REQUIRES: the lock. Raises ResourceShortage."""
@@ -224,9 +224,11 @@ class Outbox:
                 self._state = _WRITING
             self.write()
 
-    def _work(self) -> None:
+    def _work(self) -> int:
         """Write what waits, group by group, until nothing does. Nothing that others supplied or raise ends it."""
+        most = 0
         while items := self._take():
+            most = max(most, len(items))
             wanted = [
                 item for item in items if item.wanted is None or call_supplied(item.wanted, item.token) is not False
             ]
@@ -252,6 +254,7 @@ class Outbox:
                 results.append((item.token, outcome))
             for done, results in heard.items():
                 call_supplied(done, results)
+        return most
 
     def _settled(self, items: Sequence[Outgoing], outcomes: Sequence[PutOutcome]) -> Sequence[PutOutcome]:
         """Wait for the copy; the outcomes, with the error of those that are not known to be there."""
@@ -270,6 +273,8 @@ class Outbox:
         """Take the next group to write. REQUIRES: one caller at a time."""
         taken: list[Outgoing] = []
         waiting, room = self._items, self._group_bytes
+        if len(waiting) == 1:
+            return [waiting.popleft()]
         while waiting and len(taken) < _GROUP_ENTRIES:
             room -= waiting[0].group_size
             if room < 0 and taken:

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 MAX_SEQUENCE = 2**62
 
+_NONE = BitMap64()
+
 MOST_NUMBERS = 1 << BLOCK_BITS
 """Numbers of one message that are each recorded."""
 
@@ -74,15 +76,19 @@ class ProducerState:
             return BitMap64(range(first, first + count)) - self._stored
 
     def write(self, group: WriteBatch, sequences: Iterable[int]) -> None:
-        """Record numbers in the group that stores their messages. A unit of work. Raises NumbersStored."""
-        staged, numbers = group.main.stage(self, _StagedNumbers), BitMap64(sequences)
+        """Record numbers in the group that stores their messages. A unit of work. Raises NumbersStored.
+
+        sequences: of a BitMap64 that nobody changes any more.
+        """
+        staged = group.main.stage(self, _StagedNumbers)
+        numbers = sequences if isinstance(sequences, BitMap64) else BitMap64(sequences)
         with self._lock:
             is_new = numbers.isdisjoint(self._stored) and numbers.isdisjoint(staged.numbers)
         if not is_new:
             raise NumbersStored(self._name)
-        staged.numbers |= numbers
+        staged.numbers = staged.numbers | numbers if staged.numbers else numbers
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
-            group.main.change_bits(key, BitChange(block, BitMap64()))
+            group.main.change_bits(key, BitChange(block, _NONE))
 
     def following(self, group: WriteBatch, count: int) -> range:
         """The `count` numbers after the highest that is stored, or that the group stores. Raises InvalidArgument."""
@@ -118,7 +124,7 @@ class _StagedNumbers:
 
     def __init__(self, producer: ProducerState) -> None:
         self._producer = producer
-        self.numbers = BitMap64()
+        self.numbers = _NONE
 
     def committed(self) -> None:
         self._producer.stored(self.numbers)

@@ -40,6 +40,7 @@ class BitChange(NamedTuple):
             united, taken = united - later.taken, taken | later.taken
         if later.united:
             united, taken = united | later.united, taken - later.united if taken else taken
+            united.run_optimize()  # numbers that follow each other are a run, which costs nothing to copy
         return BitChange(united, taken, self.whole)
 
     def members(self, before: Bits) -> Bits:

@@ -48,13 +48,13 @@ DEDUP = "dedup"
 _ARRAY_HEADS = [bytes([0x90 + count]) for count in range(6)]
 _NIL = b"\xc0"
 
-# [publish_ms as uint 64, payload as bin 16]
-_BARE_16 = struct.Struct(">HQBH")
+# [publish_ms as uint 64, payload as bin 8, bin 16]
+_BARE_8, _BARE_16 = struct.Struct(">HQBB"), struct.Struct(">HQBH")
 _BARE_FORM = 0x92CF
-_BIN_16 = 0xC5
+_BIN_8, _BIN_16 = 0xC4, 0xC5
 _BARE_FROM_MS = 1 << 32
-_BARE_FROM_BYTES, _BARE_TO_BYTES = 1 << 8, (1 << 16) - 1
-"""Sizes up to which msgpack's shortest forms of the two are these."""
+_BARE_TO_BYTES = (1 << 16) - 1
+"""Sizes up to which msgpack's shortest forms of the two are these; of a payload under 256 bytes bin 8."""
 
 Body = tuple[int, bytes, str | None, dict[str, str] | None, dict[str, object] | None]
 """publish_ms, payload, key, properties, extra."""
@@ -286,11 +286,13 @@ def encode_send(
         and ttl is None
         and dedup_key is None
         and (type(deliver_at) is int or deliver_at is None)
-        and _BARE_FROM_BYTES <= (size := len(payload)) <= min(_BARE_TO_BYTES, max_message_bytes - _BARE_16.size)
+        and (size := len(payload)) <= min(_BARE_TO_BYTES, max_message_bytes - _BARE_16.size)
         and now_ms >= _BARE_FROM_MS
     ):
         due_ms = now_ms if deliver_at is None else deliver_at
         if (due_ms >= EARLIEST_DUE_MS or deliver_at is None) and due_ms <= MAX_DUE_MS:
+            if size < 1 << 8:
+                return due_ms, _BARE_8.pack(_BARE_FORM, now_ms, _BIN_8, size) + payload
             return due_ms, _BARE_16.pack(_BARE_FORM, now_ms, _BIN_16, size) + payload
     message = Message(
         payload,

@@ -577,15 +577,15 @@ def producers(store: DelayedStore) -> set[str]:
 @pytest.fixture
 def lost(connected: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Any]:
     """Calls something whose first answer is lost: its connection ends instead; the result, or the Disconnected."""
-    send = WirePeer._send_data
+    send = WirePeer._send
 
-    def cut_off(peer: WirePeer, _: bytes) -> None:
-        monkeypatch.setattr(WirePeer, "_send_data", send)
+    def cut_off(peer: WirePeer, *_: object) -> None:
+        monkeypatch.setattr(WirePeer, "_send", send)
         peer._service.loop.later(peer.part)
 
     def call(work: Callable[[], object]) -> object:
         assert connected.topic("t").exists() in (True, False)  # it is connected again
-        monkeypatch.setattr(WirePeer, "_send_data", cut_off)
+        monkeypatch.setattr(WirePeer, "_send", cut_off)
         try:
             return work()
         except Disconnected as error:

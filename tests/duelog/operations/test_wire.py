@@ -590,14 +590,15 @@ point = {point!r}
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 if point == "before":
     Operations.send = lambda self, topic, payload, create: die()
-send = WirePeer._send_data
-def killed(peer, data):
+send = WirePeer._send_outbox
+def killed(peer):
+    data = peer._outbox[0]
     if b"message_id" in data and point != "before":
         if point == "middle":
-            send(peer, data[:len(data) // 2])
+            peer._socket.send(data[:len(data) // 2])
         die()
-    send(peer, data)
-WirePeer._send_data = killed
+    send(peer)
+WirePeer._send_outbox = killed
 store = DelayedStore.open({path!r})
 print("open", flush=True)
 sys.stdin.read()
