@@ -1,10 +1,34 @@
-"""CONTRIBUTING.md, docs/design.md and docs/testing.md name folders, attributes and wrong engines that there are."""
+"""The pages say what the code does: CONTRIBUTING.md, design, testing, configuration, broker, protocol, metrics, admin."""
 
 import ast
+import asyncio
+import json
 import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pytest
+from typer.main import get_command
+
+from duelog import DelayedStore
+from duelog.broker.cluster.placement import parse_placement
+from duelog.broker.metrics.exposition import ENGINE, METRICS
+from duelog.metrics import SPECS
+from duelog.operations import wire_calls, wire_peer, wire_server, wire_values
+from duelog.operations.face_table import FACE
+from duelog.operations.wire import HEAD, address_in, framed
+from duelog.tools.audit.audit_tables import CODES, TABLES
+from duelog.tools.cli.main import app
+from tests.broker.admin.rest import administered
+from tests.broker.clients.conftest import ServedStore, environment
+from tests.duelog.operations.test_wire import answer_of
 from tests.packaging.tree import FLOORS, ROOT, modules
+from tests.tools.command_line import ok
 
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 SECTION = (
@@ -80,3 +104,246 @@ def test_every_failpoint_on_the_page_is_reached() -> None:
     code = "".join(path.read_text(encoding="utf-8") for floor in FLOORS for path in modules(ROOT / floor))
     assert named
     assert named - set(re.findall(r'"([a-z]+\.[a-z]+)"', code)) == set()
+
+
+SCRIPT = Path("docs/site/configuration.py")
+SETTINGS = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+ROWS = [line.strip("| ").split(" | ") for line in SETTINGS.splitlines() if line.startswith("| `")]
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command that writes the page, of the copy of the documents under `root`."""
+    command = [sys.executable, str(root / SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_page_is_current() -> None:
+    """A setting, policy, default or meaning that changed is on it."""
+    done = run(ROOT, "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_page_that_is_not_current_is_told_and_made_anew(tmp_path: Path) -> None:
+    """The check names the command, which writes the page that the repository has."""
+    shutil.copytree(ROOT / SCRIPT.parent, tmp_path / SCRIPT.parent)
+    page = tmp_path / "docs" / "configuration.md"
+    page.write_text(SETTINGS.replace("| `86400000` (1 d) |", "| `3600000` (1 h) |"), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") != SETTINGS
+    done = run(tmp_path, "--check")
+    assert (done.returncode, "python docs/site/configuration.py" in done.stderr) == (1, True)
+    assert run(tmp_path).returncode == 0
+    assert page.read_text(encoding="utf-8") == SETTINGS
+
+
+def test_every_setting_says_what_it_means() -> None:
+    """No row without a meaning, and no number of ms, bytes or seconds without its unit."""
+    assert len(ROWS) > 100
+    assert [row[0] for row in ROWS if len(row) < 5 or not re.search(r"\w", row[4])] == []
+    numbers = [row for row in ROWS if re.search(r"int|integer|number|float", row[1])]
+    assert [row[0] for row in numbers if not row[3].strip()] == []
+
+
+configuration = pytest.importorskip("duelog.broker.configuration")
+broker_module = pytest.importorskip("duelog.broker.server.broker")
+
+SCALE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+BROKER = (ROOT / "docs" / "broker.md").read_text(encoding="utf-8")
+
+
+def test_the_file_of_settings_on_the_page_is_taken(tmp_path: Path) -> None:
+    """Its names are those of the broker and, in the table, of the store."""
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", BROKER, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "broker.toml"
+    path.write_text(text, encoding="utf-8")
+    settings = configuration.read_settings(configuration.BrokerConfig, path)
+    assert (settings.web_service_port, settings.allow_auto_topic_creation) == (8080, False)
+    assert broker_module.store_config(settings).ack_timeout_ms == 600_000
+
+
+def test_the_python_program_of_the_page_runs(tmp_path: Path) -> None:
+    """Against a broker at another port, which then ends cleanly."""
+    pytest.importorskip("pulsar")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", BROKER, re.MULTILINE | re.DOTALL)
+    path, broker = tmp_path / "program.py", ServedStore(tmp_path)
+    path.write_text(
+        program.replace("pulsar://localhost:6650", broker.url) + "assert message.data() == b'pay the bill'\n"
+    )
+    broker.start()
+    try:
+        subprocess.run([sys.executable, str(path)], env=environment(), check=True, timeout=60)
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
+
+
+def test_the_table_of_the_page_places_namespaces() -> None:
+    """Each namespace has the owner that the text says."""
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", SCALE, re.MULTILINE | re.DOTALL)
+    table = parse_placement(text, Path("placement.toml"))
+    owners = [table.owner(each) for each in ("acme/orders", "acme/mail", "public/default")]
+    assert [each and each.name for each in owners] == ["a", "b", "a"]
+
+
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
+
+
+def test_the_exchange_is_what_is_said_there(tmp_path: Path) -> None:
+    """Body for body; the greeting's facts are those that the table lists."""
+    lines = re.findall(r"^    (<-|->) (\[.*\])$", PROTOCOL, re.MULTILINE)
+    assert len(lines) == 5
+    with DelayedStore.open(tmp_path / "store") as store, closing(socket.socket(socket.AF_UNIX)) as client:
+        client.settimeout(20)
+        with address_in(store.path) as address:
+            client.connect(address)
+        greeting = answer_of(client)
+        assert [name for name in greeting[2] if f"`{name}`" not in PROTOCOL] == []
+        assert set(greeting[2]["capabilities"]) == set(FACE)
+        for direction, body in lines[1:]:
+            value = json.loads(body)
+            if direction == "->":
+                client.sendall(framed(wire_values.pack(value)))
+            else:
+                assert answer_of(client, raw=True) == value
+
+
+def test_the_frame_is_that_of_the_request() -> None:
+    """Byte for byte."""
+    shown = bytes.fromhex(re.findall(r"`(00 00 00 [0-9a-f \n]*)`", PROTOCOL)[0])
+    assert HEAD.unpack_from(shown)[0] == len(shown) - 4
+    assert shown == framed(wire_values.pack([1, "Topic.exists", ["reminders"], [], {}]))
+
+
+def test_the_bounds_are_those_of_the_code() -> None:
+    """The table's figures."""
+    table = dict(re.findall(r"^\| ([a-z][^|]*) \| (.*) \|$", PROTOCOL.partition("## Bounds")[2], re.MULTILINE))
+    assert table["connections at a time"].startswith(f"{wire_server.MOST_CLIENTS:,};")
+    assert table["requests under way in a connection"] == f"{wire_peer.MOST_REQUESTS:,}"
+    assert table["answers that a peer has not read"].startswith(f"{wire_peer.MOST_UNREAD_BYTES >> 20} MiB;")
+    stalled, last = wire_peer.STALLED_S, wire_server.LAST_ANSWER_S
+    assert table["a frame without its end, or answers not read"].startswith(f"{stalled:.0f} s; {last:.0f} s")
+    assert table["consumers, credits of one"] == f"{wire_calls.MOST_CONSUMERS:,}"
+
+
+def test_every_extension_type_stands_on_the_page() -> None:
+    """By its code."""
+    rows = re.findall(
+        r"^\| ([0-9, ]+) \| ", PROTOCOL.partition("## Values")[2].partition("## Operations")[0], re.MULTILINE
+    )
+    assert sorted(int(code) for row in rows for code in row.split(",")) == sorted(wire_values._READERS)
+
+
+AUDIT = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+METRICS_PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def rows(page: str, cells: int) -> list[list[str]]:
+    """The rows of a page's tables that have so many cells and begin with a name in backticks."""
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    return [row for row in found if len(row) == cells and row[0].startswith("`")]
+
+
+def test_the_page_lists_every_instrument_with_its_kind_unit_and_attributes() -> None:
+    """In the order of the code, and no other."""
+    listed = [
+        (name.strip("`"), kind, unit.strip("`"), tuple(re.findall(r"`([^`]+)`", attributes)), description)
+        for name, kind, unit, attributes, description in rows(METRICS_PAGE, 5)
+    ]
+    assert listed == [(spec.name, spec.kind, spec.unit, spec.attributes, spec.description) for spec in SPECS]
+
+
+def test_the_page_explains_every_attribute() -> None:
+    """The second table has each attribute that an instrument has, and no other."""
+    explained = {name.strip("`") for name, _ in rows(METRICS_PAGE, 2)}
+    assert explained == {attribute for spec in SPECS for attribute in spec.attributes}
+
+
+def test_the_page_lists_what_a_broker_exports_beside_the_instruments() -> None:
+    """In the order of the code, each with its kind, labels and description."""
+    listed = [
+        (name.strip("`"), kind, tuple(re.findall(r"`([^`]+)`", labels)), description)
+        for name, kind, labels, description in rows(METRICS_PAGE, 4)
+    ]
+    assert listed == [tuple(each) for each in METRICS if each not in ENGINE]
+
+
+def test_names_are_unique() -> None:
+    """Two instruments of one name would be merged by an SDK, two metrics by Prometheus."""
+    assert len({spec.name for spec in SPECS}) == len(SPECS)
+    assert len({each.name for each in METRICS}) == len(METRICS)
+
+
+def test_the_page_lists_every_kind_of_finding() -> None:
+    """With severity, meaning and advice, in the order of the code, and no other."""
+    expected = [[f"`{name}`", code.severity, code.meaning, code.advice] for name, code in CODES.items()]
+    assert rows(AUDIT, 4) == expected
+
+
+def test_the_page_lists_every_table() -> None:
+    """And no other."""
+    assert [row[0].strip("`") for row in rows(AUDIT, 2)] == list(TABLES)
+
+
+def test_the_page_names_every_option() -> None:
+    """The page lists the options of `duelog audit --help`."""
+    options = {word.strip("[]`,;:") for word in ok("audit", "--help").split() if word.startswith("--")} - {"--help"}
+    assert [option for option in sorted(options) if option not in AUDIT] == []
+
+
+ADMIN = (ROOT / "docs" / "admin.md").read_text(encoding="utf-8")
+SHOWN = {re.split(r"[?\s]", each)[0].rstrip("/") for each in re.findall(r"`([^`\n]+)`", ADMIN)} | {
+    word.split("?")[0] for each in re.findall(r"`([^`\n]+)`", ADMIN) for word in re.split(r"[\s,]+", each)
+}
+"""Texts in backticks, and each word of them, without queries."""
+
+ROOMS = ("topic_resource", "subscription_resource", "schedule_resource", "topic_stats")
+
+
+def test_every_route_of_topics_messages_and_jobs_is_on_the_page(tmp_path: Path) -> None:
+    """By the end of its path; parameters may have any name there."""
+
+    async def main() -> list[str]:
+        async with administered(tmp_path / "store") as (broker, _, _):
+            assert broker.application is not None
+            found = []
+            for route in broker.application.router.routes:
+                if route.handler.__module__.rpartition(".")[2] in ROOMS:
+                    found.append(route.path)
+            return found
+
+    shown = {re.sub(r"\{\w+\}", "{}", each) for each in SHOWN}
+    routes = asyncio.run(main())
+    assert len(routes) > 30
+    missing = []
+    for route in routes:
+        ends = [re.sub(r"\{\w+\}", "{}", part) for part in route.strip("/").split("/")]
+        tails = {"/".join(ends[at:]) for at in range(len(ends))}
+        if not any(each.removeprefix("...").strip("/") in tails for each in shown if each.strip("./{}")):
+            missing.append(route)
+    assert missing == []
+
+
+@pytest.mark.parametrize("kind", ["check", "audit", "compaction", "snapshots"])
+def test_every_kind_of_job_is_on_the_page(kind: str) -> None:
+    """A row each."""
+    assert re.search(rf"^\| `{kind}` \|", ADMIN, re.MULTILINE)
+
+
+def test_every_command_that_takes_a_server_is_on_the_page() -> None:
+    """In the table of the command line; a group by its name."""
+    table = ADMIN[ADMIN.index("## The command line and a server") :]
+    told = set(re.findall(r"[a-z-]+", " ".join(re.findall(r"`([^`\n]+)`", table))))
+    commands: dict[str, Any] = getattr(get_command(app), "commands")  # noqa: B009 (typed as one command)
+    found = {
+        name
+        for name, each in commands.items()
+        for inner in getattr(each, "commands", {"": each}).values()
+        if any("--server" in option.opts for option in inner.params)
+    }
+    assert len(found) > 10
+    assert found <= told
+
+
+def test_the_page_says_that_a_directory_that_is_open_elsewhere_can_be_changed() -> None:
+    """By the control socket of the process that has it."""
+    assert "changes it needs `--server`" not in ADMIN
+    assert "asked through its control socket" in ADMIN

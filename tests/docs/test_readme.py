@@ -1,14 +1,17 @@
-"""README.md and the guide name what there is; their figures are those of the code. test_guide.py runs their blocks."""
+"""README.md and the guide name what there is, with figures of the code; each code block runs, also a second time."""
 
 import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
 from duelog.store.codec.format import MAX_ENTRY_ID
 from duelog.store.config import SendDurability
 from duelog.store.message import MAX_KEY_BYTES
-from tests.docs.code_blocks import PAGES
+from tests.docs.code_blocks import PAGES, blocks, programs, run_commands, run_programs, run_python
+from tests.tools.command_line import run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,3 +64,43 @@ def test_no_page_names_a_method_that_is_not_there() -> None:
     named = re.findall(r"`(store|topic|subscription)\.([a-z_]+)", text)
     assert len(named) > 20
     assert [name for name in named if not hasattr(owners[name[0]], name[1])] == []
+
+
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
+
+
+@pytest.mark.parametrize("page", [name for name, text in TEXTS.items() if blocks(text, "python")])
+def test_every_python_block_of_a_page_runs_twice_in_one_directory(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, with the same output both times; afterwards the page's store has no finding."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        run_python(TEXTS[page])
+    for store in tmp_path.glob("*/STORE"):
+        result = run("check", store.parent, "--deep")
+        assert (result.exit_code, result.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("page", [name for name, text in TEXTS.items() if programs(text)])
+def test_the_programs_of_a_page_run_twice_beside_duelog_serve(page: str, tmp_path: Path) -> None:
+    """The web app sends and the worker receives; `duelog serve` then ends cleanly."""
+    assert list(programs(TEXTS[page])) == ["web.py", "worker.py"]
+    run_programs(TEXTS[page], tmp_path)
+
+
+def test_every_command_of_the_guide_runs_twice_in_one_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, each with exit status 0."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert run_commands(TEXTS["command-line"]) > 20
+
+
+def test_no_page_has_a_code_block_that_is_not_run() -> None:
+    """Fenced blocks are python or, on the page of the command line, sh; text is a picture."""
+    fences = {(name, line) for name, text in TEXTS.items() for line in text.splitlines() if line.startswith("```")}
+    assert {line for _, line in fences} == {"```", "```python", "```sh", "```text"}
+    assert [name for name, line in fences if line == "```sh"] == ["command-line"]
+    assert [name for name, line in fences if line == "```text"] == ["README"]

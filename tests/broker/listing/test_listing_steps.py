@@ -1,6 +1,7 @@
-"""The steps of GET_TOPICS_OF_NAMESPACE: what is held when, and what becomes of it."""
+"""GET_TOPICS_OF_NAMESPACE: what is held when, and what becomes of it; patterns, hashes, one client among others."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +17,16 @@ from duelog.broker.listing.memory_limits import (
     frame_bytes,
     list_bytes,
 )
-from duelog.broker.listing.topic_listing import TopicListing, topics_hash
-from duelog.broker.protocol.commands import Error, GetTopics, GetTopicsResponse, TopicsMode
+from duelog.broker.listing.topic_listing import TopicListing, UnreadablePattern, compiled, selected, topics_hash
+from duelog.broker.protocol import commands
+from duelog.broker.protocol.commands import Command, Error, GetTopics, GetTopicsResponse, TopicsMode
 from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.frames import head
 from duelog.broker.protocol.loop_calls import Workers
 from duelog.broker.security.permissions import Action, Permissions
+from tests.broker.listing.watching import held_broker
 from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, answered, idle
+from tests.broker.server.raw_client import RawClient, until
 from tests.conftest import OpenStore
 
 NAMES = [f"persistent://public/default/t{number:03}" for number in range(200)]
@@ -374,3 +378,104 @@ def test_a_frame_takes_no_more_than_was_asked_for() -> None:
     for names in ([], NAMES, ["ä" * 190] * 50, [f"persistent://t/n/{'x' * 380}"] * 10):
         real = len(head(GetTopicsResponse(1 << 40, names, True, "01234567", False)))
         assert real <= frame_bytes(list_bytes(names), len(names)) <= real + 64 + len(names)
+
+
+SOME = [f"persistent://public/default/{name}" for name in ("a", "a.b", "axb", "p-partition-0", "p-partition-1", "q")]
+
+
+def local(names: list[str]) -> list[str]:
+    """Without what they share."""
+    return [name.removeprefix("persistent://public/default/") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("public/default/a", ["a"]),
+        ("persistent://public/default/a.*", ["a", "a.b", "axb"]),
+        (r"persistent://public/default/a\.b", ["a.b"]),
+        (r"\Qpersistent://public/default/a.b\E", ["a.b"]),
+        (r"^\Qpersistent://public/default/a.b\E$", ["a.b"]),
+        ("public/default/p", ["p-partition-0", "p-partition-1"]),
+        ("public/default/p-partition-0", []),
+        ("a", []),
+        ("public/default/(a|q)", ["a", "q"]),
+        ("public/default/.", ["a", "p-partition-0", "p-partition-1", "q"]),
+    ],
+)
+def test_a_pattern_is_matched_in_full_without_scheme_and_partition(pattern: str, found: list[str]) -> None:
+    """Pulsar's broker does the same."""
+    assert local(selected(SOME, compiled(pattern))) == found
+
+
+@pytest.mark.parametrize("pattern", ["(", "a(?=b)", r"(a)\1", "[z-a]", "a{2000}"])
+def test_a_pattern_that_re2_cannot_read_is_told(pattern: str) -> None:
+    """Look-ahead and references need time without a bound."""
+    with pytest.raises(UnreadablePattern):
+        compiled(pattern)
+
+
+def test_the_hash_is_the_one_that_clients_compute() -> None:
+    """CRC-32C of the sorted names, its bytes from the lowest."""
+    assert topics_hash([]) == "00000000"
+    assert topics_hash(["persistent://tenant/ns/topic1"]) == "fd59a01d"
+    assert topics_hash(SOME) == topics_hash(reversed(SOME)) != topics_hash(SOME[1:])
+
+
+LARGE, SMALL = "public/default", "public/small"
+MANY = [f"persistent://{LARGE}/{'x' * 180}-{number:04}" for number in range(2_000)]
+"""Some 400 kB in a frame."""
+
+LISTS = 1_000
+
+LIMITS = {
+    f"max_topic_list_in_flight_{kind}_mem_size_{name}": value
+    for kind in ("heap", "direct")
+    for name, value in (("mb", 2), ("permits_acquire_timeout_millis", 500))
+}
+
+
+async def deaf_client(port: int) -> RawClient:
+    """A client with a small receive buffer that reads nothing once it is connected."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    client = RawClient(*await asyncio.open_connection(sock=connection, limit=1_024))
+    assert isinstance(await client.ask(commands.Connect("deaf", protocol_version=21)), commands.Connected)
+    client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    return client
+
+
+def lists() -> list[Command]:
+    """The same question, many times."""
+    return [commands.GetTopics(number, LARGE) for number in range(LISTS)]
+
+
+def watches() -> list[Command]:
+    """Watchers of everything; each answer has all names."""
+    return [commands.WatchTopicList(number, number, LARGE, f"{LARGE}/.*") for number in range(LISTS - 1)]
+
+
+@pytest.mark.parametrize("said", [lists, watches])
+async def test_a_client_that_asks_for_a_thousand_lists_and_reads_none_holds_up_nobody(
+    open_store: OpenStore, said: Any
+) -> None:
+    """One list of it is on its way at a time; other clients' lists, large and small, are answered."""
+    store = open_store()
+    store.create_topics([*MANY, *(f"persistent://{SMALL}/t{number}" for number in range(5))])
+
+    async with held_broker(store, **LIMITS) as broker:
+        limiter, port = broker.services.limiter, broker.port
+        deaf = await deaf_client(port)
+        deaf.say(*said())
+        await until(lambda: limiter.direct.acquired)
+        other = await RawClient.connected(port)
+        for request_id, (namespace, count) in enumerate([(LARGE, 2_000), (SMALL, 5)] * 3):
+            answer = await other.ask_for(commands.GetTopicsResponse, commands.GetTopics(request_id, namespace))
+            assert len(answer.topics) == count
+        await until(lambda: limiter.direct.acquired and not limiter.heap.acquired)
+        assert limiter.direct.acquired < 500_000
+        assert limiter.heap.timeouts + limiter.direct.timeouts == 0
+        deaf.writer.transport.abort()
+        await until(lambda: not limiter.direct.acquired)

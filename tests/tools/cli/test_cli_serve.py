@@ -1,5 +1,6 @@
-"""`duelog serve` as a process: what it prints, how it ends, and the one line it says when it cannot start."""
+"""`duelog serve`, `worker` and `ui` as processes: what they print and show, how they end, why they cannot start."""
 
+import json
 import os
 import re
 import signal
@@ -9,13 +10,20 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
 import duelog
 from duelog import DelayedStore, StoreConfig
 from tests.broker.security.certificates import write_pair
+from tests.disaster.running import module
+from tests.docs.code_blocks import blocks
+from tests.packaging.tree import ROOT
 from tests.tools.command_line import DUELOG, refused
 
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
@@ -141,3 +149,157 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "pip install 'duelog[broker]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+MODULE = """
+import duelog, os, sys
+worker = duelog.Worker("data", name="mailer")
+other = 5
+
+@worker.task("reminders")
+async def remind(message: duelog.ReceivedMessage) -> None:
+    print(message.payload.decode(), flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a module `mails`, and a message for its worker; it is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mails", raising=False)
+    (tmp_path / "mails.py").write_text(MODULE)
+    with DelayedStore.open(tmp_path / "data") as store:
+        store.topic("reminders").send(b"pay the bill")
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", ["of its own", "README.md"])
+def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, source: str) -> None:
+    """It does what is due; SIGTERM ends it with status 0, and what it did is acknowledged; it logs both, with times."""
+    if source == "README.md":
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        text = next(block for block in blocks(readme, "python") if "@worker.task" in block)
+        (program / "mails.py").write_text(text)
+    command, pipe = [*DUELOG, "worker", "mails:worker"], subprocess.PIPE
+    with subprocess.Popen(command, cwd=program, stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "pay the bill\n"
+        running.send_signal(signal.SIGTERM)
+        _, logged = running.communicate(timeout=60)
+        assert running.returncode == 0
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO duelog.worker"
+    begin, end = logged.splitlines()
+    assert re.match(
+        rf"{time}: worker mailer starts: duelog {version('duelog')}, store {program}/data: remind for", begin
+    )
+    assert re.match(rf"{time}: worker mailer ends after [\d.]+ s: 1 message acknowledged, 0 attempts failed", end)
+    with DelayedStore.open(program / "data") as store:
+        assert store.topic("reminders").subscription("mailer").stats().backlog == 0
+
+
+NO_WORKERS: list[tuple[str, str]] = [
+    ("mails", "expected the form"),
+    ("mails:", "expected the form"),
+    ("../mails:worker", "expected the form"),
+    ("letters:worker", "no module 'letters'"),
+    ("mails.sub:worker", "no module 'mails.sub'"),
+    ("mails:nobody", "it is None"),
+    ("mails:other", "it is 5"),
+]
+
+
+def test_what_is_no_worker_is_refused_in_one_line(program: Path) -> None:
+    """With status 2, the value and why."""
+    for target, reason in NO_WORKERS:
+        said = refused("worker", target)
+        assert re.fullmatch(rf"duelog: MODULE:WORKER='{re.escape(target)}': .*{re.escape(reason)}.*\n", said)
+    assert "--log=" in refused("worker", "mails:worker", "--log", "loud")
+
+
+pytest.importorskip("aiohttp")
+
+
+class Asked:
+    """The address of a page, asked as its browser does."""
+
+    def __init__(self, printed: str) -> None:
+        found = re.search(r"(http://\S+/)#token=(\S+)", printed)
+        assert found is not None, printed
+        self.address, self.token = found.groups()
+
+    def ask(self, operation: str, token: str | None = None, **given: Any) -> Any:
+        """The result of an operation; the status of a refusal."""
+        headers = {"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"}
+        url = f"{self.address}duelog/v1/operations/{operation}"
+        try:
+            with urlopen(Request(url, json.dumps(given).encode(), headers), timeout=60) as answer:
+                return json.load(answer)
+        except HTTPError as error:
+            with error:
+                return error.code
+
+
+@contextmanager
+def shown(*arguments: object) -> Iterator[Asked]:
+    """A command that shows a page, ended by SIGTERM, without a traceback."""
+    command = module("duelog.tools.cli.main", *map(str, arguments))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield Asked(line or process.communicate(timeout=60)[1])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_directory_is_shown_by_who_has_it_open_else_by_the_command_itself(tmp_path: Path) -> None:
+    """What is sent from the page is in the store; another token, and none, are refused."""
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.topic("t").create()
+        with shown("ui", store.path) as page:
+            assert page.ask("send", topic="t", payload="cGF5", deliver_after=60)["topic"].endswith("/t")
+            assert [each.payload for each in store.topic("t").scheduled()] == [b"pay"]
+            assert page.ask("overview", token="wrong") == 401
+            assert "duelog ui" in [each["name"] for each in page.ask("connections")["connections"]]
+    with shown("ui", tmp_path / "store") as page:
+        assert page.ask("overview")["pending"] == 1
+        with pytest.raises(Exception, match="another process"):
+            DelayedStore.open(tmp_path / "store")
+
+
+def test_with_only_look_nothing_is_changed(tmp_path: Path) -> None:
+    """By the server, and the store is opened read-only."""
+    with DelayedStore.open(tmp_path / "store") as store:
+        store.topic("t").send(b"pay", deliver_after=60)
+    with shown("ui", tmp_path / "store", "--only-look") as page:
+        assert page.ask("overview")["pending"] == 1
+        assert [page.ask(name, topic="t", **more) for name, more in
+                (("send", {"payload": ""}), ("delete_topic", {}), ("create_topic", {}))] == [403] * 3  # fmt: skip
+        with DelayedStore.open(tmp_path / "store") as store:
+            store.topic("t").send(b"more", deliver_after=60)
+            assert page.ask("overview")["pending"] == 2
+
+
+def test_what_is_no_store_is_told_in_a_line(tmp_path: Path) -> None:
+    """As by other commands."""
+    done = subprocess.run(
+        module("duelog.tools.cli.main", "ui", str(tmp_path / "none")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n"), "no such directory" in done.stderr) == (2, 1, True)
+
+
+def test_the_live_demo_sends_and_receives_as_the_trace_did(tmp_path: Path) -> None:
+    """Compressed, on the system's clock: messages come and go while the page is open."""
+    with shown("demo", tmp_path / "store", "--ui", "--speed", 10_000_000) as page:
+        sent = 0
+        while not (sent and page.ask("overview")["acknowledged"]):
+            sent = page.ask("overview")["sent"]
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert store.topic("git").subscriptions() == ["demo"]
