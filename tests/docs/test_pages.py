@@ -1,4 +1,4 @@
-"""The pages say what the code does: CONTRIBUTING.md, design, testing, configuration, broker, protocol, metrics, admin."""
+"""The pages say what the code does: CONTRIBUTING.md, design, testing, settings, broker, protocol, metrics, admin."""
 
 import ast
 import asyncio
