@@ -55,7 +55,11 @@ def stores_of(given: Iterable[str | os.PathLike[str]]) -> list[Path]:
         text = os.fspath(each)
         paths = [Path(text)]
         if _is_glob(text):
-            paths = [path for path in map(Path, sorted(glob.glob(text))) if _looks_like_store(path)]
+            paths = [  # one that has lost its STORE file is told of, too
+                each
+                for each in map(Path, sorted(glob.glob(text)))
+                if (each / "STORE").exists() or (each / "main").is_dir()
+            ]
             if not paths:
                 raise InvalidArgument("STORE", text, "matches no store")
         elif paths[0].is_file():
@@ -77,11 +81,6 @@ def _placed(table: Path) -> list[Path]:
 
 def _is_glob(text: str) -> bool:
     return glob.has_magic(text) and not os.path.exists(text)
-
-
-def _looks_like_store(path: Path) -> bool:
-    """One that has lost its STORE file counts: it is to be told of."""
-    return (path / "STORE").exists() or (path / "main").is_dir()
 
 
 def attempt(store: Path, work: Callable[[Path], T]) -> Outcome[T]:

@@ -129,9 +129,10 @@ def _copy(
         (work / MANIFEST).unlink()  # the copy is about to change
         with _open(work, clock) as new:
             say("removing what is of other namespaces from the copy")
-            for topic in [each.name for each in new.topics() if not _is_in(each.name, namespace)]:
+            for topic in [each.name for each in new.topics() if TopicName.parse(each.name).namespace_name != namespace]:
                 new.delete_topic(topic)
-            _remove_rest(new, lambda path: not _belongs(path, namespace))
+            own = {namespace, namespace.partition("/")[0]}
+            _remove_rest(new, lambda path: path not in own and not path.startswith(f"{namespace}/"))
             new.documents.put(_ORIGIN + namespace, json.dumps({"store": str(old.path)}).encode())
             found = [each.stats() for each in new.topics(namespace)]
             expected = [each.stats() for each in old.topics(namespace)]
@@ -202,12 +203,3 @@ def _documents(store: DelayedStore) -> Iterator[tuple[str, object]]:
     for key, document in store.documents.items():
         if not key.startswith((*_SHARED, _ORIGIN)):
             yield key, document
-
-
-def _is_in(topic: str, namespace: str) -> bool:
-    return TopicName.parse(topic).namespace_name == namespace
-
-
-def _belongs(path: str, namespace: str) -> bool:
-    """Return True if a path is of the namespace, or is its tenant."""
-    return path in {namespace, namespace.partition("/")[0]} or path.startswith(f"{namespace}/")

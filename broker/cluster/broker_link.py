@@ -350,7 +350,9 @@ class Forwarding:
                     raise Refused(ServerError.SERVICE_NOT_READY, f"broker {link.address} has answered {answer.kind}")
                 named = self._brokers.named(found.url, found.url_tls)
                 if found.response == commands.LookupKind.CONNECT:
-                    peer.send(_through(found, named or link.address))
+                    place = (named or link.address).place  # the client connects to the proxy, and names the broker
+                    url, url_tls = f"pulsar://{place}", f"pulsar+ssl://{place}"
+                    peer.send(replace(found, url=url, url_tls=url_tls, through_proxy=True))
                     return
                 if found.response != commands.LookupKind.REDIRECT:
                     peer.send(found)
@@ -415,9 +417,3 @@ class Forwarding:
             del frame
             await until_sent.aclose()
             await all_left(peer)
-
-
-def _through(found: commands.LookupResponse, address: Address) -> commands.LookupResponse:
-    """The client connects to the proxy, and names the broker."""
-    url, url_tls = f"pulsar://{address.place}", f"pulsar+ssl://{address.place}"
-    return replace(found, url=url, url_tls=url_tls, through_proxy=True)

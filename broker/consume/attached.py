@@ -285,7 +285,8 @@ class Attached:
         sent = len(messages) - len(surplus)
         if sent:
             self._entry_messages += ((consumer.figures.messages - before) / sent - self._entry_messages) / 4
-        self._block(consumer)
+        consumer.blocked = consumer.blocked or consumer.unacked >= self.max_unacked_consumer
+        self.blocked = self.blocked or self.unacked >= self.max_unacked
 
     def send_surplus(self, consumer: Consumer) -> None:
         """There are permits: send what the consumer has not been sent for want of them."""
@@ -357,10 +358,6 @@ class Attached:
                 self._let_go(consumer, place)
         self._unblock()
         return released
-
-    def _block(self, consumer: Consumer) -> None:
-        consumer.blocked = consumer.blocked or consumer.unacked >= self.max_unacked_consumer
-        self.blocked = self.blocked or self.unacked >= self.max_unacked
 
     def _unblock(self) -> None:
         if self._lift_limits():

@@ -64,13 +64,9 @@ class View:
         self.users = 0
         self.loading: asyncio.Task[None] | None = None
         self.is_ready = False
-        self._pending: dict[str, bool] = {}
+        self.pending: dict[str, bool] = {}
         """By name, True: it was created, False: deleted."""
         self._splits = 0
-
-    @property
-    def is_dirty(self) -> bool:
-        return bool(self._pending) and self.is_ready
 
     def fill(self, names: list[str]) -> None:
         """Take the names that are there. From any thread, before it is ready."""
@@ -79,20 +75,20 @@ class View:
         self.hash = topics_hash(self.names)
 
     def note(self, name: str, created: bool) -> None:
-        if name in self._pending and self.is_ready and self._splits < _SPLITS:
+        if name in self.pending and self.is_ready and self._splits < _SPLITS:
             self._splits += 1
             self._make_update()
-        if name in self._pending:
-            del self._pending[name]  # what it is now, it was at the last update
+        if name in self.pending:
+            del self.pending[name]  # what it is now, it was at the last update
         else:
-            self._pending[name] = created
+            self.pending[name] = created
 
     def advance(self) -> None:
         self._splits = 0
         self._make_update()
 
     def _make_update(self) -> None:
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         new = [name for name, created in pending.items() if created and matches(name, self.pattern)]
         deleted = [name for name, created in pending.items() if not created and matches(name, self.pattern)]
         if new or deleted:
@@ -268,7 +264,7 @@ class NameSets:
 
     def _schedule(self, views: Iterable[View] = ()) -> None:
         for view in views:
-            if view.is_dirty:
+            if view.pending and view.is_ready:
                 self._dirty[view] = None
         if self._dirty and not self._scheduled:
             self._scheduled = True
@@ -320,47 +316,43 @@ class Watcher:
         self.sending = False
         self.use: Use | None = None
         self._on_waiting = on_waiting
-        self._updates: deque[Update] = deque()
+        self.updates: deque[Update] = deque()
         self._waiting = 0
-        self._behind: dict[str, bool] | None = None
+        self.behind: dict[str, bool] | None = None
         """The net changes, once too many have waited; True: the name is new, False: it was deleted."""
         self._hash = ""
 
     @property
     def waiting(self) -> int:
-        return sum(len(each.new) + len(each.deleted) for each in self._updates) + len(self._behind or ())
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._updates) or self._behind is not None
+        return sum(len(each.new) + len(each.deleted) for each in self.updates) + len(self.behind or ())
 
     def clear(self) -> None:
-        self._updates.clear()
-        self._behind = None
+        self.updates.clear()
+        self.behind = None
         self._waiting = 0
 
     def hear(self, update: Update) -> None:
         """Queue an update, or fold it into the net changes where too many wait."""
-        self._updates.append(update)
+        self.updates.append(update)
         self._waiting += len(update.new) + len(update.deleted)
-        if self._behind is not None or self._waiting > MAX_WAITING:
-            self._behind = {} if self._behind is None else self._behind
-            for each in self._updates:
-                _fold(self._behind, each)
-            self._updates.clear()
+        if self.behind is not None or self._waiting > MAX_WAITING:
+            self.behind = {} if self.behind is None else self.behind
+            for each in self.updates:
+                _fold(self.behind, each)
+            self.updates.clear()
             self._hash = update.hash
         self._on_waiting()
 
     def take(self) -> Update | None:
-        if self._behind is not None:
-            behind, self._behind = self._behind, None
+        if self.behind is not None:
+            behind, self.behind = self.behind, None
             self._waiting = 0
             if behind:
                 new = [name for name, is_new in behind.items() if is_new]
                 return Update(new, [name for name, is_new in behind.items() if not is_new], self._hash)
-        if not self._updates:
+        if not self.updates:
             return None
-        update = self._updates.popleft()
+        update = self.updates.popleft()
         self._waiting -= len(update.new) + len(update.deleted)
         return update
 
@@ -508,7 +500,7 @@ class Watchers:
     # -- updates ---------------------------------------------------------------------------------
 
     def _send_later(self, watcher: Watcher) -> None:
-        if watcher.answered and not watcher.sending and watcher.has_waiting:
+        if watcher.answered and not watcher.sending and (watcher.updates or watcher.behind is not None):
             watcher.sending = True
             self._start(watcher, self._send(watcher))
 

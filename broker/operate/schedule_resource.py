@@ -97,7 +97,10 @@ class ScheduleResource:
         """204: it never comes. 409: it has fired. 404: unknown."""
         topic, message_id = await self._finder.one(request), _id_of(request)
         (outcome,) = await self._workers(lambda: topic.cancel_batch([message_id]))
-        _require(outcome, message_id)
+        if outcome is Outcome.FIRED:
+            raise HttpError(409, f"message {message_id} has fired: it is too late to cancel it")
+        if outcome is Outcome.UNKNOWN:
+            raise _unknown(message_id)
 
     async def cancel_together(self, request: Request) -> Any:
         """`messageIds` of the body, and by id what became of it: cancelled, already cancelled, fired, unknown."""
@@ -149,13 +152,6 @@ def _shown(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:
     if payload_bytes:
         found["payload"] = base64.b64encode(payload[:payload_bytes]).decode()
     return found
-
-
-def _require(outcome: Outcome, message_id: MessageId) -> None:
-    if outcome is Outcome.FIRED:
-        raise HttpError(409, f"message {message_id} has fired: it is too late to cancel it")
-    if outcome is Outcome.UNKNOWN:
-        raise _unknown(message_id)
 
 
 def _unknown(message_id: MessageId) -> HttpError:

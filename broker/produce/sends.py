@@ -342,7 +342,9 @@ class Sends:
             elif isinstance(outcome, QuotaExceeded):  # as Pulsar does: the client fails what waits when it reopens
                 failed = True
                 producer.figures.refused += 1
-                self._note_over_quota(producer)
+                if len(self.over_quota) >= _MOST_OVER_QUOTA:
+                    del self.over_quota[next(iter(self.over_quota))]
+                self.over_quota[producer.topic.name, producer.name] = None
             elif outcome is not None:
                 producer.figures.refused += 1
                 if not isinstance(outcome, DuelogError | Refused):
@@ -363,11 +365,6 @@ class Sends:
         elif producer.on_answered is not None and not producer.replies:
             answered, producer.on_answered = producer.on_answered, None
             answered()
-
-    def _note_over_quota(self, producer: OpenProducer) -> None:
-        if len(self.over_quota) >= _MOST_OVER_QUOTA:
-            del self.over_quota[next(iter(self.over_quota))]
-        self.over_quota[producer.topic.name, producer.name] = None
 
     def _resume(self, connection: SendingPeer) -> None:
         if connection.full and connection.unanswered <= self._max_unanswered // 2:

@@ -86,8 +86,8 @@ class Services:
         limits = config.list_limits()
         limiter = self.limiter = DualMemoryLimiter(*limits_of(limits), calls.loop)
         self.dynamic = DynamicSettings(store.documents, limits, limiter)
-        self._list_threads = ThreadPoolExecutor(_LIST_THREADS, "duelog-lists")
-        list_workers = Workers(self._list_threads)
+        self.list_threads = ThreadPoolExecutor(_LIST_THREADS, "duelog-lists")
+        list_workers = Workers(self.list_threads)
         self.listing = TopicListing(store, permissions, limiter, config, list_workers)
         self.topic_names = TopicNames(self.listing)
         self.name_sets = NameSets(store, list_workers, calls, config.max_topic_list_watchers_mem_size_mb << 20)
@@ -249,9 +249,6 @@ class Services:
         self.limiter.close()
         self.watchers.close_all()
 
-    async def listing_closed(self) -> None:
-        await asyncio.to_thread(self._list_threads.shutdown, cancel_futures=True)
-
 
 def _ownership_of(config: BrokerConfig, limiter: DualMemoryLimiter) -> Ownership | None:
     if config.placement_file is None or config.placement_broker is None:
@@ -385,7 +382,7 @@ class Broker(Service):
                 await asyncio.wait_for(services.consumers.close_all(), within_s)
             await listeners.close(min(within_s, 5.0))
         if services is not None:
-            await services.listing_closed()
+            await asyncio.to_thread(services.list_threads.shutdown, cancel_futures=True)
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as ending:  # the loop goes on while the broker's threads end
             await loop.run_in_executor(ending, self._executor.shutdown)

@@ -382,7 +382,8 @@ class NamespacePolicies:
     # -- the broker's --------------------------------------------------------------------------------
 
     async def _setting(self, name: str, scope: PolicyScope, applied: bool) -> Any:
-        own = getattr(self._settings(scope), name)
+        settings = self._resources.namespaces.get(scope.namespace or "") or NamespaceSettings()
+        own = getattr(settings, name)
         return getattr(self._resources.defaults, name) if own is None and applied else own
 
     async def _set(self, name: str, scope: PolicyScope, value: Any) -> None:
@@ -405,9 +406,6 @@ class NamespacePolicies:
     async def _set_topic_deduplication(self, scope: PolicyScope, value: bool | None) -> None:
         name = path_of(TopicAddress.parse(scope.topics[0]).base)
         await self._resources.deduplication.change(name, lambda before: value)
-
-    def _settings(self, scope: PolicyScope) -> NamespaceSettings:
-        return self._resources.namespaces.get(scope.namespace or "") or NamespaceSettings()
 
 
 _UNSET: Mapping[str, Any] = MappingProxyType(

@@ -52,7 +52,9 @@ class TopicRemoval:
             names = [address.name]
         else:
             raise UnknownTopic(str(address.name))
-        self._refuse_used(names, force=force)
+        for name in names:
+            if not force and (users := self._users(str(name))):
+                raise InvalidArgument("topic", str(name), f"producers and consumers use it: {users}; force closes them")
         if partitions:
             await self._resources.partitioned.remove(path_of(address.name))
         await self._delete(names)
@@ -73,11 +75,6 @@ class TopicRemoval:
 
     async def names(self, namespace: str) -> list[TopicName]:
         return await asyncio.to_thread(lambda: [TopicName.parse(topic.name) for topic in self._store.topics(namespace)])
-
-    def _refuse_used(self, names: Sequence[TopicName], *, force: bool) -> None:
-        for name in names:
-            if not force and (users := self._users(str(name))):
-                raise InvalidArgument("topic", str(name), f"producers and consumers use it: {users}; force closes them")
 
     async def _delete(self, names: Sequence[TopicName]) -> None:
         for name in names:

@@ -115,7 +115,9 @@ def check(
     `suspensions` and `quarantine`: what this process knows that is not on disk. `read_only`: another process may write.
     `progress` is called with how many partitions have been read, and of how many.
     """
-    yield from _suspended(suspensions)
+    for found in suspensions.all():
+        message = f"is suspended since {found.since_ms}, after {found.failures} failures: {found.reason}"
+        yield error("suspended", str(found), message, "mend the cause; it is tried again by itself")
     if read_only:
         yield from _check_wal(path, store_id, main, partitions)
     # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
@@ -138,12 +140,6 @@ def check(
             yield from _quarantined(survey, quarantine)
         except ValueError as reason:
             yield error("corrupt-record", main.name, f"{reason}; what depends on it was not looked at")
-
-
-def _suspended(suspensions: Suspensions) -> Iterator[Finding]:
-    for found in suspensions.all():
-        message = f"is suspended since {found.since_ms}, after {found.failures} failures: {found.reason}"
-        yield error("suspended", str(found), message, "mend the cause; it is tried again by itself")
 
 
 def _catalog(survey: Survey) -> Iterator[Finding]:

@@ -99,14 +99,10 @@ class Operation:
         return from_json(self.result, answer, self.name)
 
 
-def _is_text(annotation: object) -> bool:
-    """Return True for an annotation that is not evaluated."""
-    return isinstance(annotation, str)
-
-
 def _face_names(method: Callable[..., object]) -> dict[str, Any]:
     """Import what a method's annotations name of the public face and of figures, beside what its module has."""
-    names = set(re.findall(r"\w+", " ".join(filter(_is_text, method.__annotations__.values()))))
+    texts = [each for each in method.__annotations__.values() if isinstance(each, str)]  # those not evaluated
+    names = set(re.findall(r"\w+", " ".join(texts)))
     face, known = sys.modules["duelog"], method.__globals__
     return {
         name: getattr(face if name in face.__all__ else import_module("duelog.stats"), name)

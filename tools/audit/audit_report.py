@@ -416,12 +416,9 @@ def _kind(code: str, found: Sequence[AuditFinding]) -> str:
     cut = f'<p class="soft">And {left:,} more in audit.json.</p>' if left > 0 else ""
     return (
         f'<article class="finding {kind}"><p><b>{escape(known.severity)}: {escape(code)}{number}</b></p>'
-        f"<p>{_sentence(known.meaning)}</p><p>What to do: {_with_code(known.advice)}.</p>{shown}{folded}{cut}</article>"
+        f"<p>{_with_code(known.meaning[0].upper() + known.meaning[1:])}.</p>"
+        f"<p>What to do: {_with_code(known.advice)}.</p>{shown}{folded}{cut}</article>"
     )
-
-
-def _sentence(text: str) -> str:
-    return _with_code(text[0].upper() + text[1:] + ".")
 
 
 def _with_code(text: str) -> str:

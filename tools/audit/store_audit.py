@@ -21,7 +21,7 @@ from ...cleanup.log_claims import kept_of
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
 from ...replica.copied_store import CopiedStore, open_copy
-from ...store.codec.format import CursorRecord, LedgerRecord, LedgerState, PartitionRecord, PartitionState
+from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
 from ...store.errors import DamagedStore
 from ...store.files.directory import children, disk_parts
@@ -36,7 +36,6 @@ from ..values import iso_time, require_store
 from .audit_tables import NO_TOPIC, Audit, AuditFinding, HeldRow, PartitionRow, RetentionRow, UpcomingRow, finding
 from .facts import (
     UNTIMED,
-    KeptLedger,
     StoreFacts,
     TopicFacts,
     dead_letter_rows,
@@ -262,8 +261,10 @@ def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms:
     rows = []
     for subscription, cursor in topic.subscriptions:
         if cursor.mark_delete < Position(ledger_id, ledger.entries - 1):
-            behind = _lag(topic.ledgers, ledger_id, cursor)
             mark = cursor.mark_delete
+            after = [each for each in topic.ledgers if mark.ledger_id <= each.ledger_id <= ledger_id]
+            skipped = cursor.next_entry if after and after[0].ledger_id == mark.ledger_id else 0
+            behind = max(sum(each.entries for each in after) - skipped, 0)
             done = f"nothing from ledger {mark.ledger_id} on"
             if cursor.next_entry:
                 done = f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
@@ -292,13 +293,6 @@ def _retention(topic: TopicFacts, ledger_id: int, record: LedgerRecord, as_of_ms
         until_ms = record.closed_ms + retention_ms
         return f"retention keeps it until {iso_time(until_ms)}" if until_ms <= MAX_DUE_MS else "it is kept for ever"
     return f"retention keeps it among the newest {retention_bytes:,} bytes"
-
-
-def _lag(ledgers: list[KeptLedger], last: int, cursor: CursorRecord) -> int:
-    """Entries after the mark-delete position, up to the end of ledger `last`."""
-    after = [ledger for ledger in ledgers if cursor.ledger_id <= ledger.ledger_id <= last]
-    skipped = cursor.next_entry if after and after[0].ledger_id == cursor.ledger_id else 0
-    return max(sum(ledger.entries for ledger in after) - skipped, 0)
 
 
 class Gathering:

@@ -249,7 +249,10 @@ def compact(
         end_fleet(outcomes, None if out.in_json() else show, lambda report: report.failed)
         return
     (store,) = stores
-    run = _spark_runner(master) if spark else None
+    if spark:
+        from ..spark.spark_jobs import compact_with_spark
+
+    run: Runner | None = (lambda tasks, progress: compact_with_spark(tasks, master=master)) if spark else None
     with out.progress_bar("bytes") as progress:
         report = compact_store(store, min_dead_ratio=min_dead_ratio, dry_run=dry_run, run=run, progress=progress)
     _show(report, dry_run, "at its next tick" if copy_url(store) is None else "with its next manifest")
@@ -280,12 +283,6 @@ def tick(store: Store) -> None:
     counts = ", ".join(f"{name}: {done[name]:,}" for name in ("fired", "closed", "trimmed", "deleted", "snapshots"))
     due = "nothing is planned" if done["next_due_ms"] is None else f"next at {iso_time(done['next_due_ms'])}"
     out.answer(done, f"{counts}; {due}")
-
-
-def _spark_runner(master: str | None) -> Runner:
-    from ..spark.spark_jobs import compact_with_spark
-
-    return lambda tasks, progress: compact_with_spark(tasks, master=master)
 
 
 def _as_json(report: CompactionReport | None, reason: str = "") -> dict[str, object]:

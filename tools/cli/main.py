@@ -98,16 +98,11 @@ def _errors_to_status() -> Iterator[None]:
     except MemoryError:
         say("there is not enough memory")
     except Exception as error:
-        if not _is_of_lmdb(error):
+        lmdb = sys.modules.get("lmdb")  # which a command that has not opened a store never loads
+        if lmdb is None or not isinstance(error, lmdb.Error):
             raise
         say(str(error))
     raise typer.Exit(2) from None
-
-
-def _is_of_lmdb(error: Exception) -> bool:
-    """Return True for errors of LMDB, which a command that has not opened a store never loads."""
-    lmdb = sys.modules.get("lmdb")
-    return lmdb is not None and isinstance(error, lmdb.Error)
 
 
 class Commands(TyperGroup):
@@ -136,7 +131,11 @@ class Commands(TyperGroup):
         """Build a command, or a group, for the help without its options; None: there is none of this name."""
         if cmd_name not in REGISTERED:
             return None
-        return _listed(cmd_name) if self._lists else _built(cmd_name)
+        if not self._lists:
+            return _built(cmd_name)
+        known: Any = REGISTERED[cmd_name]
+        help_ = known.help or known.callback.__doc__ if isinstance(known, CommandInfo) else known.info.help
+        return TyperCommand(cmd_name, help=inspect.cleandoc(str(help_)))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, with a line for each command: plainly, as rich would take longer than all the rest."""
@@ -161,13 +160,6 @@ class Commands(TyperGroup):
         """Run the command that `ctx` names."""
         with _errors_to_status():
             return super().invoke(ctx)
-
-
-def _listed(name: str) -> TyperCommand:
-    registered = REGISTERED[name]
-    if isinstance(registered, CommandInfo):
-        return TyperCommand(name, help=inspect.cleandoc(registered.help or registered.callback.__doc__ or ""))
-    return TyperCommand(name, help=str(registered.info.help))
 
 
 @cache

@@ -303,7 +303,9 @@ class Server:
             if name not in _FIELDS:
                 raise InvalidArgument(name, values[name], f"a server takes only {', '.join(_FIELDS)}")
         wanted = {name: value for name, value in {**self._own(path), **values}.items() if value is not None}
-        bodies = {"delayedDelivery": _delays(wanted), "retention": _retention(wanted), "messageTTL": _ttl(wanted)}
+        delays = {name: wanted[field] for name, field in _DELAYS.items() if field in wanted} or None
+        seconds = _whole("ttl_ms", wanted["ttl_ms"], 1_000, "seconds") if "ttl_ms" in wanted else None
+        bodies = {"delayedDelivery": delays, "retention": _retention(wanted), "messageTTL": seconds}
         for name, body in bodies.items():  # all of them have been checked
             if not values.keys() & _SET_BY[name]:
                 continue
@@ -364,10 +366,6 @@ def _scope(namespace: str | None, topic: str | None, subscription: str | None) -
     return f"/admin/v2/namespaces/{validate_namespace_name(namespace)}"
 
 
-def _delays(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    return {name: values[field] for name, field in _DELAYS.items() if field in values} or None
-
-
 def _retention(values: Mapping[str, Any]) -> dict[str, int] | None:
     if "retention_ms" not in values and "retention_bytes" not in values:
         return None
@@ -377,10 +375,6 @@ def _retention(values: Mapping[str, Any]) -> dict[str, int] | None:
     minutes = _whole("retention_ms", ms, _MINUTE_MS, "minutes")
     mib = _whole("retention_bytes", size, MIB, "MiB")
     return {"retentionTimeInMinutes": minutes or (-1 if mib else 0), "retentionSizeInMB": mib or (-1 if minutes else 0)}
-
-
-def _ttl(values: Mapping[str, Any]) -> int | None:
-    return _whole("ttl_ms", values["ttl_ms"], 1_000, "seconds") if "ttl_ms" in values else None
 
 
 def _whole(name: str, value: int, unit: int, called: str) -> int:

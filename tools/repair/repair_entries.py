@@ -167,12 +167,7 @@ class WalRepair:
 
 
 def _run(row: Row) -> Run:
-    return Run(_THE_LOG, row.key, memoryview(row.value), _no_bodies)
-
-
-def _no_bodies(*_: int) -> memoryview:
-    """Read the bodies of a row for a partition that is gone: they went with it."""
-    return memoryview(b"")
+    return Run(_THE_LOG, row.key, memoryview(row.value), lambda *_: memoryview(b""))  # bodies apart went with it
 
 
 def _intact(raw: Reads, environment: str, ledger_id: int, in_log: BitMap) -> BitMap:
