@@ -324,7 +324,7 @@ async def test_what_waits_has_a_bound_and_comes_as_one_update_then(
             await stand.change([], names(f"t{number}", "old") if number == 3 else names(f"t{number}"))
         await stand.change(names("last"))
         watcher = stand.watchers._of_peer[peer.number][1]
-        assert len(watcher._updates) == 0
+        assert len(watcher.updates) == 0
         peer.held = False
         peer.leave()
         await idle()
