@@ -190,8 +190,6 @@ class OperationResource:
 
         return await self._workers(work)
 
-    # -- who may ------------------------------------------------------------------------------------
-
     @staticmethod
     def _operation(name: object) -> Operation:
         found = OPERATIONS.get(name) if isinstance(name, str) else None

@@ -75,8 +75,6 @@ class Turns:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), self._poll_s)
 
-    # -- following ---------------------------------------------------------------------------------
-
     async def _follow(self) -> bool:
         """Follow until this process leads; False: it is to end."""
         way: _Way | None = None
@@ -105,8 +103,6 @@ class Turns:
         finally:
             if way is not None:
                 await way.close()
-
-    # -- leading -----------------------------------------------------------------------------------
 
     async def _lead(self) -> None:
         store = await self._call(self._open_store)
