@@ -56,10 +56,7 @@ def list_topics(
 
 
 @topics.command("create")
-def create_topic(
-    store: Place,
-    topic: TopicName,
-) -> None:
+def create_topic(store: Place, topic: TopicName) -> None:
     """Create a topic; one that is there stays as it is.
 
     $ duelog topics create data reminders
@@ -85,10 +82,7 @@ def delete_topic(
 
 
 @subscriptions.command("list")
-def list_subscriptions(
-    store: Place,
-    topic: TopicName,
-) -> None:
+def list_subscriptions(store: Place, topic: TopicName) -> None:
     """List the subscriptions of a topic.
 
     $ duelog subscriptions list data reminders
@@ -115,11 +109,7 @@ def create_subscription(
 
 
 @subscriptions.command("delete")
-def delete_subscription(
-    store: Place,
-    topic: TopicName,
-    subscription: SubscriptionName,
-) -> None:
+def delete_subscription(store: Place, topic: TopicName, subscription: SubscriptionName) -> None:
     """Delete a subscription with what it has not acknowledged. A server refuses that while it has consumers.
 
     $ duelog subscriptions delete data reminders mailer
@@ -151,8 +141,7 @@ def receive(
     subscription: SubscriptionName,
     max_: Annotated[int, option("--max", "N", "At most this many messages.", min=1)] = 1,
     timeout: Annotated[
-        str | None,
-        option("DURATION", "End after this long, 0: with what is due now. [default: wait]"),
+        str | None, option("DURATION", "End after this long, 0: with what is due now. [default: wait]")
     ] = None,
     ack: Annotated[
         bool, option("--ack/--no-ack", "Acknowledge what was printed, or leave it to be received again.")
@@ -355,10 +344,7 @@ All = Annotated[bool, option("--all", "All that the other options leave.")]
 
 
 @dead_letters.command("list")
-def list_(
-    store: Store,
-    letters: Letters = NOTHING,
-) -> None:
+def list_(store: Store, letters: Letters = NOTHING) -> None:
     """List dead letters, oldest first: where they came from, why, and when their first and last delivery failed.
 
     $ duelog dead-letters list data --topic reminders
@@ -431,12 +417,7 @@ def requeue(
 
 
 @dead_letters.command()
-def purge(
-    store: Store,
-    ids: Ids = None,
-    all_: All = False,
-    letters: Letters = NOTHING,
-) -> None:
+def purge(store: Store, ids: Ids = None, all_: All = False, letters: Letters = NOTHING) -> None:
     """Drop dead letters for good; all of those named or none.
 
     $ duelog dead-letters purge data 17:3

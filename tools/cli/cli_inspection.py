@@ -125,9 +125,7 @@ def _topic_stats(topic: dict[str, Any]) -> None:
 
 
 @app.command("partitions")
-def partitions(
-    store: Place,
-) -> None:
+def partitions(store: Place) -> None:
     """List the time partitions of a store: what is due when, and what it takes on disk.
 
     A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
@@ -164,10 +162,7 @@ def partitions(
 
 
 @app.command()
-def check(
-    store: Store,
-    deep: Annotated[bool, option("--deep", "Read and decode every payload too.")] = False,
-) -> None:
+def check(store: Store, deep: Annotated[bool, option("--deep", "Read and decode every payload too.")] = False) -> None:
     """Look for damage: every page, checksum of headers and records, and whether all fits. Exit status 1: found some.
 
     Messages that are overdue, or fired late, by more than a minute are warnings, and do not change the exit status.
@@ -353,9 +348,7 @@ def _show_audit(result: Any) -> None:
 
 
 snapshots = typer.Typer(
-    name="snapshot",
-    help="List, verify, save and rebuild the saved delay indexes of a store.",
-    no_args_is_help=True,
+    name="snapshot", help="List, verify, save and rebuild the saved delay indexes of a store.", no_args_is_help=True
 )
 
 Partition = Annotated[str | None, option("NAME", "Only this time partition (as `partitions` names it).")]
@@ -422,10 +415,7 @@ def rebuild(
     """
     from ..snapshot_tool import rebuild_snapshots
 
-    with (
-        alone("rebuild writes what it would write too: end it first"),
-        out.progress_bar("entries") as progress,
-    ):
+    with alone("rebuild writes what it would write too: end it first"), out.progress_bar("entries") as progress:
         report = rebuild_snapshots(store, partition=partition, topic=topic, bucket_ms=bucket_ms, progress=progress)
     _show_report(report)
     if report.damaged:

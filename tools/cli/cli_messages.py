@@ -37,16 +37,14 @@ def send(
     store: Store,
     topic: TopicName,
     payload: Annotated[
-        str | None,
-        argument("PAYLOAD", "The message; - or nothing: read it from standard input."),
+        str | None, argument("PAYLOAD", "The message; - or nothing: read it from standard input.")
     ] = None,
     at: Annotated[str | None, option("TIME", "Deliver at this time.")] = None,
     after: Annotated[str | None, option("DURATION", "Deliver this long from now.")] = None,
     key: Annotated[str | None, option("KEY", "The message's key.")] = None,
     property_: Annotated[list[str] | None, option("--property", "NAME=VALUE", "A property; may be repeated.")] = None,
     dedup_key: Annotated[
-        str | None,
-        option("KEY", "Send nothing while a message of this key is pending; its id is printed."),
+        str | None, option("KEY", "Send nothing while a message of this key is pending; its id is printed.")
     ] = None,
     dedup_for: Annotated[str | None, option("DURATION", "With --dedup-key: the key holds at least so long.")] = None,
     replace: Annotated[
@@ -87,10 +85,7 @@ def send(
 
 
 @app.command()
-def tx(
-    store: Store,
-    file: Annotated[str, argument("FILE", "JSON lines; - is standard input.")] = "-",
-) -> None:
+def tx(store: Store, file: Annotated[str, argument("FILE", "JSON lines; - is standard input.")] = "-") -> None:
     """Do every operation in a file, or none of them, as one transaction; print the result of each.
 
     A line has "operation" and its arguments: send (as a line of import, and "ttl"), cancel ("topic", "message_id"),
@@ -207,8 +202,7 @@ def cancel(
     topic: TopicName,
     ids: Annotated[list[str] | None, argument("[ID]...", "Ids of the messages, such as 17:3; or --dedup-key.")] = None,
     dedup_key: Annotated[
-        list[str] | None,
-        option("KEY", "The pending message of this deduplication key; may be repeated."),
+        list[str] | None, option("KEY", "The pending message of this deduplication key; may be repeated.")
     ] = None,
     prefix: Annotated[str | None, option("TEXT", "Those of all deduplication keys that begin with this text.")] = None,
 ) -> None:
@@ -329,8 +323,7 @@ def add(
         option("What comes of those missed in a stop: the one that waited, all of them, the latest of them, none."),
     ] = OnMisfire.first,
     grace: Annotated[
-        str | None,
-        option("DURATION", "What is late by no more is no misfire, with latest and skip. [default: 60s]"),
+        str | None, option("DURATION", "What is late by no more is no misfire, with latest and skip. [default: 60s]")
     ] = None,
     create: Annotated[bool, option("--create", "Make the topic if it is new.")] = False,
 ) -> None:
@@ -397,10 +390,7 @@ def show(
         ("recurs", _when(fields)),
         ("state", _state(fields)),
         ("sent", shown.sent if shown.count is None else f"{shown.sent} of {shown.count}"),
-        (
-            "misfires",
-            shown.misfires + ("" if shown.grace_ms is None else f", after {_length(shown.grace_ms)}"),
-        ),
+        ("misfires", shown.misfires + ("" if shown.grace_ms is None else f", after {_length(shown.grace_ms)}")),
         ("jitter", _length(shown.jitter_ms)),
         ("until", "-" if shown.until_ms is None else iso_time(shown.until_ms)),
         ("payload", output.preview(shown.payload)),
@@ -427,10 +417,7 @@ def _upcoming(schedule: Schedule) -> Iterator[Due]:
 
 
 @schedules.command("list")
-def list_(
-    store: Store,
-    topic: Annotated[str | None, option("--topic", "TOPIC", "Of this topic only.")] = None,
-) -> None:
+def list_(store: Store, topic: Annotated[str | None, option("--topic", "TOPIC", "Of this topic only.")] = None) -> None:
     """List the schedules of the store or of one topic, with the pending occurrence.
 
     $ duelog schedules list data --topic reminders

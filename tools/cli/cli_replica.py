@@ -21,8 +21,7 @@ group = typer.Typer(
 )
 
 Url = Annotated[
-    str,
-    argument("URL", "Prefix of the copy: s3://bucket/prefix, file:///directory ...", show_default=False),
+    str, argument("URL", "Prefix of the copy: s3://bucket/prefix, file:///directory ...", show_default=False)
 ]
 
 
@@ -31,8 +30,7 @@ def init(
     store: Store,
     url: Url,
     probe: Annotated[
-        bool,
-        option("--probe/--no-probe", "Have 32 writers create one object, 50 times: one must win each time."),
+        bool, option("--probe/--no-probe", "Have 32 writers create one object, 50 times: one must win each time.")
     ] = True,
 ) -> None:
     """Make an empty prefix the place of a store's copy; the store ships there once it is opened with `replica=URL`.
@@ -57,10 +55,7 @@ def init(
 
 @group.command("status")
 def status(
-    place: Annotated[
-        str,
-        argument("STORE|URL", "Directory of the store, or prefix of its copy.", show_default=False),
-    ],
+    place: Annotated[str, argument("STORE|URL", "Directory of the store, or prefix of its copy.", show_default=False)],
 ) -> None:
     """Show which moments can be restored, and of a store how far its copy is behind. Exit status 1: damage was found.
 

@@ -124,8 +124,7 @@ def serve(
     port: Port = None,
     host: Host = None,
     http: Annotated[
-        int | None,
-        option("Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port."),
+        int | None, option("Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port.")
     ] = None,
     config: Config = None,
     tls_cert: TlsCert = None,
@@ -133,13 +132,11 @@ def serve(
     placement: PlacementFile = None,
     name: Annotated[str | None, option("Which broker of --placement this one is.")] = None,
     listen: Annotated[
-        str | None,
-        option("HOST:PORT", "Serve duelog.connect over TCP, encrypted with --tls-cert."),
+        str | None, option("HOST:PORT", "Serve duelog.connect over TCP, encrypted with --tls-cert.")
     ] = None,
     replica: Annotated[str | None, option("URL", "Where the store's copy is: s3://bucket/prefix and the like.")] = None,
     standby: Annotated[
-        bool,
-        option("--standby", "With --replica: lead, or follow the machine that does and take over from it."),
+        bool, option("--standby", "With --replica: lead, or follow the machine that does and take over from it.")
     ] = False,
     log: Log = "warning",
 ) -> None:
@@ -322,8 +319,7 @@ def worker(
         ),
     ],
     connect: Annotated[
-        Path | None,
-        option("--connect", "STORE", "Connect to the process that has this store open."),
+        Path | None, option("--connect", "STORE", "Connect to the process that has this store open.")
     ] = None,
     processes: Annotated[int, option("With --connect: how many processes run the tasks.", min=1)] = 1,
     log: Log = "info",

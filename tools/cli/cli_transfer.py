@@ -44,8 +44,7 @@ def import_(
         option("SUBSCRIPTION", "With --parquet: subscribe every topic; else as it was. May be repeated."),
     ] = None,
     once: Annotated[
-        str | None,
-        option("NAME", "Store what no import of the same lines under this name has stored."),
+        str | None, option("NAME", "Store what no import of the same lines under this name has stored.")
     ] = None,
     allow_past: AllowPast = False,
 ) -> None:

@@ -79,8 +79,7 @@ def init(
 def backup(
     store: Store,
     dest: Annotated[
-        Path | None,
-        argument("[DEST]", "Where to make the copy: an empty directory, or none.", show_default=False),
+        Path | None, argument("[DEST]", "Where to make the copy: an empty directory, or none.", show_default=False)
     ] = None,
 ) -> None:
     """Copy a store while it is in use, by this process or another. Restoring is opening the copy.
@@ -209,8 +208,7 @@ def repair(
 def compact(
     stores: Stores,
     min_dead_ratio: Annotated[
-        float,
-        option("R", "Rewrite a partition if this share of its bytes can go.", min=0, max=1),
+        float, option("R", "Rewrite a partition if this share of its bytes can go.", min=0, max=1)
     ] = MIN_DEAD_RATIO,
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be dropped.")] = False,
     spark: Annotated[bool, option("--spark", "Plan and copy by Spark (duelog[spark]).")] = False,
@@ -346,10 +344,7 @@ Scope = Annotated[
 
 
 @policies_app.command("get")
-def get_(
-    store: Place,
-    scope: Scope = NOTHING,
-) -> None:
+def get_(store: Place, scope: Scope = NOTHING) -> None:
     """Show what is set: at every scope, or at one; for a topic or a subscription what is in force, by which scope.
 
     $ duelog policies get data --topic reminders --subscription mailer
@@ -391,11 +386,7 @@ def _show_topic(topic: str, subscription: str | None, here: dict[str, Any] | Non
 
 
 @policies_app.command("set")
-def set_(
-    store: Place,
-    scope: Scope = NOTHING,
-    policies: PolicyOptions = NOTHING,
-) -> None:
+def set_(store: Place, scope: Scope = NOTHING, policies: PolicyOptions = NOTHING) -> None:
     """Set policies of the store, a namespace, a topic or a subscription; what is not named stays as it is.
 
     $ duelog policies set data --namespace public/default --enable --time 1s --max-delay 7d
@@ -428,10 +419,7 @@ def _say(policies: Policies) -> None:
 
 
 @policies_app.command("remove")
-def remove_(
-    store: Place,
-    scope: Scope = NOTHING,
-) -> None:
+def remove_(store: Place, scope: Scope = NOTHING) -> None:
     """Remove everything that is set at one scope, so that the next wider one counts; of the store: the defaults.
 
     $ duelog policies remove data --topic reminders

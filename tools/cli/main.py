@@ -23,15 +23,7 @@ from typer.models import CommandInfo
 
 from ...store.errors import DuelogError, InvalidArgument
 from ..output import drop_output, flush_output, say, write_line
-from . import (
-    cli_consuming,
-    cli_inspection,
-    cli_messages,
-    cli_replica,
-    cli_serve,
-    cli_transfer,
-    cli_upkeep,
-)
+from . import cli_consuming, cli_inspection, cli_messages, cli_replica, cli_serve, cli_transfer, cli_upkeep
 from .options import argument, completed, option
 
 HELP = """An embedded, durable log of messages that are due later.

@@ -28,10 +28,7 @@ _PAGE = 1_000
 _PAYLOAD_BYTES = 4_096
 _MINUTE_MS = 60_000
 _FOR_EVER = 2**63 - 1
-_PLACES = {
-    "latest": {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1},
-    "earliest": {"ledgerId": -1, "entryId": -1},
-}
+_PLACES = {"latest": {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}, "earliest": {"ledgerId": -1, "entryId": -1}}
 
 _DELAYS = {
     "active": "active",
