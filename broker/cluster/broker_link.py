@@ -103,13 +103,7 @@ class Dialer:
 class BrokerLink(asyncio.Protocol):
     """One connection to a broker. Of the event loop's thread."""
 
-    def __init__(
-        self,
-        address: Address,
-        connect: commands.Connect,
-        challenged: Challenged,
-        request_s: float,
-    ) -> None:
+    def __init__(self, address: Address, connect: commands.Connect, challenged: Challenged, request_s: float) -> None:
         self.address = address
         self.connected: commands.Connected | None = None
         """The broker's CONNECTED."""

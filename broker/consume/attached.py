@@ -18,10 +18,7 @@ from ...store.errors import CorruptRecord
 from ...store.listener import call_supplied
 from ..configuration import BrokerConfig
 from ..protocol import entry
-from ..protocol.commands import (
-    ActiveConsumerChange,
-    SubscriptionType,
-)
+from ..protocol.commands import ActiveConsumerChange, SubscriptionType
 from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .feed import LastEntry

@@ -289,12 +289,7 @@ def store_config(config: BrokerConfig, span_ms: int | None = None) -> StoreConfi
 class Broker(Service):
     """Serves an open store; the store stays its caller's."""
 
-    def __init__(
-        self,
-        store: DelayedStore,
-        config: BrokerConfig,
-        listen: tuple[str, int] | None = None,
-    ) -> None:
+    def __init__(self, store: DelayedStore, config: BrokerConfig, listen: tuple[str, int] | None = None) -> None:
         """listen: host and port at which `duelog.connect` is served too."""
         self._listen_at = listen
         self.address = ""

@@ -17,12 +17,7 @@ from ...delayed_store import DelayedStore
 from ...store.config import MIB
 from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
-from ...store.policy.policies import (
-    DELAY_FIELDS,
-    EffectivePolicies,
-    Policies,
-    merge,
-)
+from ...store.policy.policies import DELAY_FIELDS, EffectivePolicies, Policies, merge
 from ..admin.http_request import HttpError, Request, checked_integer, integer, one_of, texts_of, value_of
 from ..admin.routing import Need, Route
 from ..lookup.compatibility import Compatibility

@@ -221,10 +221,7 @@ class Withdrawn:
 
 
 def lost_admissions(
-    withdrawn: Withdrawn,
-    conditionals: Conditionals,
-    certain: ByLedger,
-    unknown: Collection[tuple[int, int]] = (),
+    withdrawn: Withdrawn, conditionals: Conditionals, certain: ByLedger, unknown: Collection[tuple[int, int]] = ()
 ) -> ByLedger:
     """Entries that were admitted by what else there is. One for each entry replaced.
 

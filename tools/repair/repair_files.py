@@ -87,11 +87,7 @@ class Account:
         self.report = RepairReport()
 
     def write(
-        self,
-        environment: Environment,
-        step: Callable[Concatenate[Transaction, P], T],
-        *args: P.args,
-        **named: P.kwargs,
+        self, environment: Environment, step: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
     ) -> T:
         """Have a step done in one transaction, and noted once, though it may run more than once."""
         before = self.report

@@ -40,16 +40,7 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, MapType, StringType, StructField, StructType
 
 from ...replica.copied_store import open_copy
 from ...store.errors import DamagedStore, InvalidArgument

@@ -444,10 +444,7 @@ class PulsarTarget:
         """A producer that sends one by one."""
         with self._failures(topic):
             opened = self._client.create_producer(
-                topic,
-                producer_name=producer,
-                send_timeout_millis=_SEND_TIMEOUT_MS,
-                batching_enabled=False,
+                topic, producer_name=producer, send_timeout_millis=_SEND_TIMEOUT_MS, batching_enabled=False
             )
         return _Producer(self, opened)
 

@@ -142,13 +142,7 @@ def export_store(
 
 
 def _export(
-    store: Path,
-    copy: CopiedStore | None,
-    dest: Path,
-    wanted: Wanted,
-    pending: bool,
-    run: Runner,
-    progress: Progress,
+    store: Path, copy: CopiedStore | None, dest: Path, wanted: Wanted, pending: bool, run: Runner, progress: Progress
 ) -> Exported:
     def read_main(raw: Reads, identity: Identity, generations: list[Sealed]) -> Any:
         view = View(store, identity, raw, known)
