@@ -319,10 +319,7 @@ async def _read_all(client: RawClient) -> None:
         ({}, "brokerUrls"),
         ({"broker_urls": ("http://h:1",)}, "brokerUrls"),
         ({"broker_urls": ("pulsar://h:1",), "broker_service_port": 70_000}, "servicePort"),
-        (
-            {"broker_urls": ("pulsar://h:1",), "broker_max_connections": 0},
-            "maxConcurrentInboundConnections",
-        ),
+        ({"broker_urls": ("pulsar://h:1",), "broker_max_connections": 0}, "maxConcurrentInboundConnections"),
         ({"broker_urls": ("pulsar://h:1",), "request_timeout_seconds": 0}, "requestTimeoutSeconds"),
         ({"broker_urls": ("pulsar://h:1",), "broker_service_port": None}, "servicePort"),
     ],

@@ -10,13 +10,7 @@ import pytest
 from duelog import DelayedStore
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing import topic_listing
-from duelog.broker.listing.memory_limits import (
-    FIRST_SIZE,
-    DualMemoryLimiter,
-    Limits,
-    frame_bytes,
-    list_bytes,
-)
+from duelog.broker.listing.memory_limits import FIRST_SIZE, DualMemoryLimiter, Limits, frame_bytes, list_bytes
 from duelog.broker.listing.topic_listing import TopicListing, UnreadablePattern, compiled, selected, topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import Command, Error, GetTopics, GetTopicsResponse, TopicsMode

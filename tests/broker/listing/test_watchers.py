@@ -11,12 +11,7 @@ import pytest
 from duelog import DelayedStore, TopicEvent
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing import watchers
-from duelog.broker.listing.memory_limits import (
-    DualMemoryLimiter,
-    Limits,
-    LookupGate,
-    list_bytes,
-)
+from duelog.broker.listing.memory_limits import DualMemoryLimiter, Limits, LookupGate, list_bytes
 from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.listing.watchers import NameSets, Watchers
 from duelog.broker.lookup.resources import NamespaceSettings, Resources

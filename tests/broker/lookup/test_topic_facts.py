@@ -319,8 +319,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
                 "default": inner,
                 "fields": inner
                 | st.lists(
-                    st.fixed_dictionaries({"name": NAMES, "type": inner}, optional={"aliases": ALIASES}),
-                    max_size=3,
+                    st.fixed_dictionaries({"name": NAMES, "type": inner}, optional={"aliases": ALIASES}), max_size=3
                 ),
             },
         )

@@ -270,11 +270,7 @@ async def test_figures_agree_with_what_was_sent_and_acknowledged(tmp_path: Path)
         assert found["storageSize"] >= 5 * 8
         (publisher,) = found["publishers"]
         assert publisher.keys() >= PUBLISHER_FIELDS
-        assert (publisher["producerName"], publisher["producerId"], publisher["metadata"]) == (
-            "me",
-            4,
-            {"app": "x"},
-        )
+        assert (publisher["producerName"], publisher["producerId"], publisher["metadata"]) == ("me", 4, {"app": "x"})
         assert publisher["accessMode"] == "Shared"
         ((name, subscription),) = found["subscriptions"].items()
         assert subscription.keys() >= SUBSCRIPTION_FIELDS

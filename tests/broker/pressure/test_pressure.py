@@ -36,9 +36,7 @@ TOPIC = "persistent://public/default/"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
     """A broker for all tests of the module; ends cleanly, with its memory bounded."""
     made = ServedStore(
-        tmp_path_factory.mktemp("broker"),
-        brokerMaxConnectionsPerIp=15_000,
-        maxUnackedMessagesPerConsumer=UNACKED,
+        tmp_path_factory.mktemp("broker"), brokerMaxConnectionsPerIp=15_000, maxUnackedMessagesPerConsumer=UNACKED
     )
     with made.running():
         yield made

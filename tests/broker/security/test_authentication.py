@@ -313,13 +313,7 @@ def test_elliptic_curves_are_asked_for_by_name(tmp_path: Path) -> None:
         BrokerConfig(token_secret_key="/not/there"),
         BrokerConfig(token_secret_key="data:;base64,???"),
         BrokerConfig(token_secret_key="data:;base64,c2hvcnQ="),
-        BrokerConfig(
-            token_secret_key=KEY,
-            token_algorithms=(
-                "HS256",
-                "HS512",
-            ),
-        ),
+        BrokerConfig(token_secret_key=KEY, token_algorithms=("HS256", "HS512")),
         BrokerConfig(token_secret_key=KEY, token_algorithms=("none",)),
         BrokerConfig(token_secret_key=KEY, token_algorithms=("RS256",)),
         BrokerConfig(token_public_key=KEY),

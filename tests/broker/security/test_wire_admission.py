@@ -91,11 +91,7 @@ def test_a_role_may_what_its_namespace_grants_it(store: DelayedStore) -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        (None, "credentials are missing"),
-        ("nonsense", "the token is refused"),
-        (held("root", exp=1), "expired"),
-    ],
+    [(None, "credentials are missing"), ("nonsense", "the token is refused"), (held("root", exp=1), "expired")],
 )
 def test_credentials_that_prove_nothing_are_refused(store: DelayedStore, given: str | None, said: str) -> None:
     """At once, and not tried again."""

@@ -387,12 +387,7 @@ async def test_a_deleted_tenant_takes_its_namespaces_with_it_if_forced(rest: Res
 async def test_rights_are_those_of_the_wire(tmp_path: Path) -> None:
     """A superuser makes a tenant, its administrator a namespace, whose grants count for both; 401 and 403 else."""
     async with administered(tmp_path / "s", **SECURED) as (_, rest, _):
-        for method, path in (
-            ("GET", NAMESPACE),
-            ("PUT", TENANT),
-            ("GET", "/admin/v2/brokers/health"),
-            ("GET", "/x"),
-        ):
+        for method, path in (("GET", NAMESPACE), ("PUT", TENANT), ("GET", "/admin/v2/brokers/health"), ("GET", "/x")):
             assert (await rest.ask(method, path)).status == 401
         assert (await rest.ask("GET", "/status.html")).status == 200
         await made(rest, role="root")
