@@ -385,6 +385,15 @@ class DelayedStore:
         self._engine.upkeep.maintenance.accept_clock()
         self._engine.waking.wakeups.wake()
 
+    def hand_over(self) -> None:
+        """Ship what was written, and resign: a standby leads at once, and this store stops with StoreFailed.
+
+        `duelog serve --standby` then follows; it leads again where nobody has for `lease_ms`. Raises InvalidArgument
+        for a store that holds no lease; NotReplicated: what was written is not in the copy, and nobody leads before
+        the lease has passed.
+        """
+        self._engine.hand_over()
+
     def save_snapshots(self) -> int:
         """Save the delay indexes in memory of which the next start would have to read much; how many were saved.
 

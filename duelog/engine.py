@@ -31,6 +31,7 @@ from duelog.store.errors import (
     BrokenInvariant,
     CorruptRecord,
     DamagedStore,
+    Deposed,
     InvalidArgument,
     NotReplicated,
     ReadOnly,
@@ -366,6 +367,20 @@ class Engine:
         return self.control.listen(host, port, tls, admit)
 
     # -- the end -----------------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """As `DelayedStore.hand_over`."""
+        self.check_writable()
+        shipping, writer, lease_ms = self.shipping, self.writer(), self.storage.config.lease_ms
+        if shipping is None or lease_ms is None:
+            raise InvalidArgument("lease_ms", lease_ms, "has no standby that could lead: the store was opened without")
+        self.delivery.flusher.flush()
+        writer.stop(Deposed(shipping.bucket.url, "it was handed over to another machine"))
+        shipping.stop_manifests()
+        shipping.drain()
+        shipping.end()
+        if not shipping.has_resigned:
+            raise NotReplicated(shipping.bucket.url, "the leader has stopped, and could not ship all and resign")
 
     def close(self) -> None:
         """Persist acknowledgements, end the thread, close every environment and release the lock, whatever is raised.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import TypeVar
 
 from ... import DelayedStore
@@ -62,6 +63,7 @@ class Turns:
             if await self._follow():
                 try:
                     await self._lead()
+                    await self._give_way()
                 except Deposed as error:  # by one that was first: this process follows it
                     _log.warning("%s", error)
                 except (NotLeader, NotReplicated, ReplicaUnreachable) as error:  # it leads, unless another does by now
@@ -103,6 +105,15 @@ class Turns:
         finally:
             if way is not None:
                 await way.close()
+
+    async def _give_way(self) -> None:
+        """Where this machine was handed over, and has resigned: wait for another to lead, as long as the lease."""
+        at = None if self._ended.is_set() else await self._call(self._standby.resigned_at)
+        until = asyncio.get_running_loop().time() + self._standby.lease_ms / 1000
+        while at is not None and not self._ended.is_set() and asyncio.get_running_loop().time() < until:
+            if await self._call(partial(self._standby.is_followed, at)):
+                return
+            await self._pause()
 
     async def _lead(self) -> None:
         store = await self._call(self._open_store)

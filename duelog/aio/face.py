@@ -399,6 +399,7 @@ class DelayedStore(InThreads[duelog.DelayedStore]):
     requeue_dead_letters = in_thread(duelog.DelayedStore.requeue_dead_letters)
     purge_dead_letters = in_thread(duelog.DelayedStore.purge_dead_letters)
     tick = in_thread(duelog.DelayedStore.tick)
+    hand_over = in_thread(duelog.DelayedStore.hand_over)
     save_snapshots = in_thread(duelog.DelayedStore.save_snapshots)
     save_manifest = in_thread(duelog.DelayedStore.save_manifest)
     flush = in_thread(duelog.DelayedStore.flush)

@@ -20,8 +20,8 @@ _OFFERED: dict[str, dict[Right, str]] = {
         _CONSUME: "dead_letters requeue_dead_letters purge_dead_letters",
         _PRODUCE: "send_batch",
         _ADMIN: "transaction topics create_topics delete_topic set_policies update_policies policies all_policies "
-        "remove_policies accept_clock save_snapshots save_manifest flush stats suspended partitions kept_by snapshots "
-        "overview timeline timeline_by_topic topic_rows calendar receiving connections",
+        "remove_policies accept_clock hand_over save_snapshots save_manifest flush stats suspended partitions kept_by "
+        "snapshots overview timeline timeline_by_topic topic_rows calendar receiving connections",
     },
     "Documents": {_ADMIN: "get put delete items"},
     "Topic": {

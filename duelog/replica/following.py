@@ -19,6 +19,7 @@ from pathlib import Path
 from duelog.delayed_store import DelayedStore
 from duelog.store.clock import SystemClock
 from duelog.store.errors import (
+    Deposed,
     DuelogError,
     ForkFound,
     InvalidArgument,
@@ -49,6 +50,8 @@ def serve_at(store: DelayedStore, address: str) -> None:
 def failure_of(store: DelayedStore) -> DuelogError | None:
     """Why a store that leads does no more, which shipped for the last time; Deposed: another does. None: it leads."""
     shipping, failed = store._engine.shipping, store._engine.storage.main.failed
+    if failed is not None and isinstance(failed.__cause__, Deposed):
+        return failed.__cause__
     return shipping.error if shipping is not None and shipping.ended and shipping.error is not None else failed
 
 
@@ -127,6 +130,15 @@ class Standby:
             if not (self._staged / MARK).exists():
                 raise InvalidArgument("STORE", str(self._path), f"{self._staged} is in the way, and no standby's")
             remove_tree(self._staged)
+
+    def resigned_at(self) -> int | None:
+        """The number at which the leader has resigned; None: the last object says otherwise. Raises as `begin`."""
+        last = last_object(self._bucket)
+        return last.seq if last is not None and last.kind == RESIGNED else None
+
+    def is_followed(self, seq: int) -> bool:
+        """Return whether anything came to the log after a number."""
+        return self._bucket.read(seq + 1) is not None
 
     def step(self) -> bool:
         """Apply what is new; True once this directory leads: open it.

@@ -260,6 +260,8 @@ class Shipping:
         """Set one after the other: no manifest is made; all is shipped; the thread ends."""
         self._drained = False
         """True once everything was in the copy when the log ended."""
+        self.has_resigned = False
+        """True once the copy says that this leader has given its lease up."""
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
@@ -404,6 +406,7 @@ class Shipping:
             if self._owner.lease_ms and not self.ended and self._drained:
                 with suppress(DuelogError, _PutBefore):
                     self._put(*self._packed(kind=RESIGNED))
+                    self.has_resigned = True
         with self._wake:
             self.ended = True
             self._tell(_ALL)

@@ -55,7 +55,7 @@ _MOST_NAMED = 4_096
 class _Action:
     """Something that the leader does alone, between two groups."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
 
 
@@ -306,6 +306,10 @@ class WalWriter:
         if self._segments.is_due(now_ms):
             self._queue.run(_Action(self._segments.begin_next))
         return False
+
+    def stop(self, error: Exception) -> None:
+        """Have nothing be written any more, behind all that is. Raises StoreFailed where that was so before."""
+        self._queue.run(_Action(lambda: self._fail(error)))
 
     def apply_all(self) -> None:
         """Have everything be applied, and the log be empty. Raises StoreFull, StoreFailed."""

@@ -108,10 +108,13 @@ def children(path: Path) -> list[Path]:
 
 
 def size_bytes(path: Path) -> int:
-    """Bytes that the files under `path` occupy on disk (blocks, not lengths)."""
+    """Bytes that the files under `path` occupy on disk (blocks, not lengths); of one with several names its share."""
     total = 0
     for root, _, names in os.walk(path):
-        total += sum(occupied_bytes(Path(root, name)) for name in names)
+        for name in names:
+            with suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(root, name))
+                total += found.st_blocks * 512 // found.st_nlink
     return total
 
 

@@ -71,6 +71,7 @@ WRITES: dict[type, dict[str, Call]] = {
         "create_topics": lambda it: it.store.create_topics(["b"]),
         "delete_topic": lambda it: it.store.delete_topic("a"),
         "flush": lambda it: it.store.flush(),
+        "hand_over": lambda it: it.store.hand_over(),
         "on_topics": lambda it: it.store.on_topics(print),
         "purge_dead_letters": lambda it: it.store.purge_dead_letters([]),
         "remove_policies": lambda it: it.store.remove_policies(topic="a"),

@@ -163,6 +163,27 @@ def diverged(
     write_line(f"{len(rows):,} messages" + (f", {sent:,} sent again" if sent else ""))
 
 
+@group.command("hand-over")
+def hand_over(
+    place: Annotated[
+        str, argument("STORE|URL", "The store of the leader: its directory, or duelog://host:port.", show_default=False)
+    ],
+) -> None:
+    """Have the leader resign, so that a standby leads at once. The machine that led follows it.
+
+    What was written is in the copy before, and calls that come meanwhile fail. Where no standby is, the machine leads
+    again after `lease_ms`.
+
+    $ duelog replica hand-over data
+    $ duelog replica hand-over duelog://localhost:6651
+    """
+    from ...connected.connected_store import connect
+
+    with connect(place) as leading:
+        leading.hand_over()
+    answer({"handed_over": True}, f"{place}: has resigned, and a standby leads")
+
+
 @app.command("restore")
 def restore(
     url: Url,

@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
-from duelog.errors import Deposed, ForkFound, NotLeader, NotReplicated, ReplicaRefused, ReplicaUnreachable, StoreFailed
+from duelog.errors import (
+    Deposed,
+    ForkFound,
+    InvalidArgument,
+    NotLeader,
+    NotReplicated,
+    ReplicaRefused,
+    ReplicaUnreachable,
+    StoreFailed,
+)
 from duelog.replica.bucket import log_name
-from duelog.replica.following import Standby
+from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, LogObject, unpack
 from duelog.replica.set_aside import aside_of, read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
@@ -453,6 +462,42 @@ def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(
     assert follower.step()
     with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as store:
         assert waiting(store) == {b"told", b"told, not shipped"}
+
+
+def test_a_leader_that_hands_over_has_shipped_all_and_writes_no_more(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, elapsed: Elapsed
+) -> None:
+    """So the standby need not wait for its lease, and nothing of it is set aside."""
+    follower = standby(bucket, tmp_path / "two", elapsed)
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    leader.hand_over()
+    with pytest.raises(StoreFailed, match="handed over"):
+        leader.topic("a").send(b"late", deliver_after=DAY_S)
+    assert isinstance(failure_of(leader), Deposed)
+    assert follower.step()
+    leader.close()
+    assert standby(bucket, tmp_path / "one", elapsed).epoch == 2
+    assert not aside_of(tmp_path / "one").exists()
+    with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"told"}
+
+
+def test_a_leader_that_cannot_ship_says_that_it_has_not_handed_over(
+    leader: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """It may lead again, or another does once the lease has passed; a store without a lease has nobody to hand to."""
+    bucket.is_down = True
+    leader.topic("a").send(b"told", deliver_after=DAY_S)
+    with pytest.raises(NotReplicated, match="could not ship"):
+        leader.hand_over()
+    leader.close()
+    bucket.is_down = False
+    with DelayedStore.open(tmp_path / "one", CONFIG, clock=clock) as store:
+        assert waiting(store) == {b"told"}
+    with DelayedStore.open(tmp_path / "alone", clock=clock) as alone:
+        with pytest.raises(InvalidArgument, match="lease_ms"):
+            alone.hand_over()
+        alone.topic("a").send(b"goes on")
 
 
 def test_a_replicated_send_is_never_told_behind_the_fence(

@@ -80,6 +80,31 @@ def test_clients_go_on_with_the_machine_that_leads(machines: Machines, tmp_path:
 
 
 @pytest.mark.kill
+def test_a_leader_hands_over_and_follows_and_leads_again_where_nobody_else_does(
+    machines: Machines, tmp_path: Path
+) -> None:
+    """Asked by its directory, or by way of any machine; no process ends, and nothing is set aside."""
+    send(machines, "one", b"1")
+    ok("replica", "hand-over", tmp_path / "one")
+    machines.wait(lambda: machines.leader == "two")
+    machines.wait(machines.is_settled)
+    send(machines, "one", b"2")
+    ok("replica", "hand-over", machines.addresses["one"][1])
+    machines.wait(lambda: machines.leader == "one")
+    machines.wait(machines.is_settled)
+    machines.end("two")
+    machines.leader = ""
+    ok("replica", "hand-over", tmp_path / "one")
+    machines.wait(lambda: machines.leader == "one")
+    send(machines, "one", b"3")
+    assert not list(tmp_path.glob("*.diverged"))
+    machines.end("one", signal.SIGTERM)
+    assert "no process" in refused("replica", "hand-over", tmp_path / "one")
+    with DelayedStore.open(tmp_path / "one") as store:
+        assert sorted(bytes(message.payload) for message in store.topic("a").scheduled()) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.kill
 def test_a_leader_that_was_stopped_follows_when_it_goes_on(machines: Machines) -> None:
     """And passes clients on. Before, its broker had ended the threads by which it listens, and the process failed."""
     machines.processes["one"].send_signal(signal.SIGSTOP)
