@@ -127,21 +127,22 @@ class Frames:
         count = connection.recv_into(buffer)
         if not count:
             return None
-        data = buffer[:count]
         if self._head:
-            data, self._head = memoryview(self._head + bytes(data)), b""
+            buffer, self._head = memoryview(self._head + bytes(buffer[:count])), b""
+            count = len(buffer)
         bodies: list[memoryview] = []
-        while len(data) >= HEAD.size:
-            (size,) = HEAD.unpack_from(data)
+        end = 0
+        while (begin := end + HEAD.size) <= count:
+            (size,) = HEAD.unpack_from(buffer, end)
             if size > self.most_bytes:
                 raise InvalidArgument("frame", size, f"a frame has at most {self.most_bytes} bytes")
-            body, data = data[HEAD.size : HEAD.size + size], data[HEAD.size + size :]
-            if len(body) < size:
-                self._frame, self._filled = memoryview(bytearray(size)), len(body)
-                self._frame[: len(body)] = body
+            end = begin + size
+            if end > count:
+                self._frame, self._filled = memoryview(bytearray(size)), count - begin
+                self._frame[: self._filled] = buffer[begin:count]
                 return bodies
-            bodies.append(body)
-        self._head = bytes(data)
+            bodies.append(buffer[begin:end])
+        self._head = bytes(buffer[end:count])
         return bodies
 
 

@@ -69,21 +69,12 @@ os.register_at_fork(after_in_child=_close_all)
 class Call:
     """One request, from its frame to its answer."""
 
-    __slots__ = (
-        "connection",
-        "done",
-        "error",
-        "finished",
-        "frame",
-        "kind",
-        "name",
-        "number",
-        "others",
-        "reading",
-        "ready",
-        "repeated",
-        "result",
-    )  # fmt: skip
+    finished = False
+    result: Any = None
+    kind = 0
+    error: BaseException | None = None
+    connection = 0
+    """By which the answer came, as `Connection.count` was then."""
 
     def __init__(
         self,
@@ -104,14 +95,8 @@ class Call:
         self.repeated = repeated
         """True where it is asked again after the connection has ended."""
         self.done = done
-        self.finished = False
         self.ready = threading.Lock()
         self.ready.acquire()
-        self.result: Any = None
-        self.kind = 0
-        self.error: BaseException | None = None
-        self.connection = 0
-        """By which the answer came, as `Connection.count` was then."""
 
     def finish(self) -> None:
         """Have who waits for it go on."""
@@ -284,19 +269,23 @@ class Connection:
         by: the connection, by its `count`, that is asked; Disconnected: it has ended, and nothing was done.
         """
         self.check_process()
-        number, others = next(self._numbers), list[Any]()
+        number = next(self._numbers)
+        others: list[Any] = []
         frame = framed(*wire_values.request(number, name, list(target), arguments, dict(named or {}), others))
         size = len(frame) - HEAD.size
         if size > (most := self.facts.get("most_frame_bytes", size)):
             raise InvalidArgument("arguments", size, f"{name}: a request has at most {most} bytes")
         call = Call(number, name, frame, others, repeated, done, self._attend)
         with self._lock:
-            self._ready()
+            if self._socket is None:
+                self._ready()
             if by is not None and by != self.count:
                 raise Disconnected(f"{self.place}: the connection by which a message came has ended: it comes again")
             self._calls[number] = call
-            with suppress(OSError):  # the thread that reads finds out, and decides on what is under way
+            try:
                 self._socket.sendall(frame)
+            except OSError:  # noqa: SIM105 - the thread that reads finds out, and decides on what is under way
+                pass
         if done is not None:
             self._call_thread()
         return call

@@ -302,12 +302,11 @@ class WirePeer:
         data = b"".join([piece for body in bodies for piece in (HEAD.pack(len(body)), body)])
         with self._lock:
             self._answered += answered
-            full = answered and self.under_way + answered >= MOST_REQUESTS  # also where one has come meanwhile
+            full = answered and self._begun - self._answered + answered >= MOST_REQUESTS  # also where one came meanwhile
             if data and not self.closed:
                 self._outbox.append(data)
                 self.unread += len(data)
                 if len(self._outbox) == 1:
-                    self._since = time.monotonic()
                     self._send_outbox()
             stuck = bool(self._outbox)
         if full:

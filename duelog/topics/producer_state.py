@@ -65,7 +65,10 @@ class ProducerState:
         """A message's numbers that are not stored; of more than `MOST_NUMBERS` the first and the last count."""
         with self._lock:
             if first == last:  # as most are
-                return BitMap64() if first in self._stored else BitMap64((first,))
+                found = BitMap64()
+                if first not in self._stored:
+                    found.add(first)
+                return found
             few = last - first < MOST_NUMBERS
             return BitMap64(range(first, last + 1) if few else (first, last)) - self._stored
 
