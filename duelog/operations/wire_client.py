@@ -282,9 +282,9 @@ class Connection:
             if by is not None and by != self.count:
                 raise Disconnected(f"{self.place}: the connection by which a message came has ended: it comes again")
             self._calls[number] = call
-            try:
+            try:  # noqa: SIM105 - quicker than `suppress`
                 self._socket.sendall(frame)
-            except OSError:  # noqa: SIM105 - the thread that reads finds out, and decides on what is under way
+            except OSError:  # the thread that reads finds out, and decides on what is under way
                 pass
         if done is not None:
             self._call_thread()
@@ -396,7 +396,7 @@ class Connection:
                     self._reader = self
             if mine:
                 self._alone = 0
-                self._read(lambda: self._alone >= _ALONE and not self._calls, waits=int)
+                self._read()
                 self._pass_on(self)
         return self._broken
 
@@ -410,7 +410,7 @@ class Connection:
                     self._attended += 1
                     self._reader = call
             if self._reader is call:
-                self._read(lambda: call.finished, waits=self._readable.poll)
+                self._read(call)
         finally:
             try:
                 self._pass_on(call)
@@ -418,17 +418,17 @@ class Connection:
                 self._pass_on(call)
                 raise
 
-    def _read(self, is_over: Callable[[], bool], waits: Callable[[], object]) -> None:
-        """Read answers. REQUIRES: `_reader` was set by this thread.
+    def _read(self, call: Call | None = None) -> None:
+        """Read answers until a call is finished; None: until those come one by one. REQUIRES: this thread reads.
 
-        waits: until there is something. An interrupt of that does nothing, one amid an answer ends the connection,
+        An interrupt of a call's thread while there is nothing does nothing, one amid an answer ends the connection,
         which is made again.
         """
         amid = False
         try:
-            while not is_over():
-                if not self._has_more():
-                    waits()
+            while not (call.finished if call is not None else self._alone >= _ALONE and not self._calls):
+                if call is not None and not self._has_more():
+                    self._readable.poll()
                 amid = True
                 bodies = self._frames.receive(self._socket, self._room)
                 if bodies is None:

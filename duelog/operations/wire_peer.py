@@ -302,7 +302,7 @@ class WirePeer:
         data = b"".join([piece for body in bodies for piece in (HEAD.pack(len(body)), body)])
         with self._lock:
             self._answered += answered
-            full = answered and self._begun - self._answered + answered >= MOST_REQUESTS  # also where one came meanwhile
+            full = answered and self._begun - self._answered + answered >= MOST_REQUESTS  # or was until just now
             if data and not self.closed:
                 self._outbox.append(data)
                 self.unread += len(data)

@@ -114,8 +114,10 @@ class Outgoing(NamedTuple):
             size += _ROW_BYTES + 4 * len(self.dedup.key)
         if self.numbers is not None:
             producer, first, last = self.numbers
-            blocks = min((last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1, 2)
-            size += blocks * (_ROW_BYTES + 4 * len(producer)) + (_BLOCK_BYTES * blocks if last > first else 0)
+            row = _ROW_BYTES + 4 * len(producer)
+            if first == last:
+                return size + row
+            size += min((last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1, 2) * (row + _BLOCK_BYTES)
         return size
 
 

@@ -167,7 +167,9 @@ class PutWriter:
         wanted = producer.unstored(numbers.first, numbers.last)
         if not wanted:
             return None
-        taken = group.numbers.setdefault(producer, BitMap64())
+        taken = group.numbers.setdefault(producer, wanted)
+        if taken is wanted:
+            return True
         if wanted.issubset(taken):
             return False
         taken |= wanted
