@@ -9,7 +9,6 @@ delay indexes, readers of main logs. The rows are applied to LMDB later, by a ch
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,9 +31,8 @@ from duelog.store.files.process import here
 from duelog.store.files.system_errors import explain
 from duelog.store.listener import StoreListener, tell
 from duelog.store.log.documents import MAX_VALUE_BYTES
-from duelog.store.parallel_jobs import Jobs
 from duelog.store.wal.segment import capacity_of
-from duelog.store.wal.write_batch import StagedBodies, WriteBatch
+from duelog.store.wal.write_batch import WriteBatch
 
 from .wal_segments import WalSegments
 
@@ -75,16 +73,6 @@ def _making_space(units: list[Request]) -> list[Request]:
     return [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
 
 
-def _append_bodies(path: Path, staged: StagedBodies, is_named: bool) -> None:
-    try:
-        append_bodies(path, staged.at, staged.bodies, is_named=is_named)
-    except OSError as error:
-        shortage = explain(path, error)
-        if isinstance(shortage, (StoreFull, ResourceShortage)):
-            raise shortage from error
-        raise
-
-
 class WalWriter:
     """Appends to the write-ahead log of a store. Thread-safe."""
 
@@ -108,7 +96,7 @@ class WalWriter:
         self.largest_firing = min(config.fire_batch, self.largest_group // _FIRED_BYTES)
         """Entries that one group fires at most."""
         self._queue = CommitQueue(self._admit, self._commit_group, self._broke_off)
-        self._body_files: set[Path] = set()
+        self._body_files: set[str] = set()
         """Body files whose names this process has brought to disk."""
         self._unpublished = False
         """Set from the first byte of a group until memory knows it; for good where that broke off."""
@@ -256,17 +244,15 @@ class WalWriter:
     def _write_bodies(self, batch: WriteBatch) -> None:
         """Write what goes to body files, side by side. Raises StoreFull, ResourceShortage, OSError."""
         self._segments.require_space(sum(staged.end - staged.at for staged in batch.bodies.values()))
-        jobs = Jobs(
-            [partial(_append_bodies, path, staged, path in self._body_files) for path, staged in batch.bodies.items()]
-        )
         try:
-            if len(batch.bodies) > 1:
-                jobs.start(len(batch.bodies) - 1)
-            jobs.finish()
-        finally:
-            jobs.cancel()
+            append_bodies(batch.bodies, self._body_files)
+        except OSError as error:
+            shortage = explain(Path(next(iter(batch.bodies))), error)
+            if isinstance(shortage, (StoreFull, ResourceShortage)):
+                raise shortage from error
+            raise
         for path in batch.bodies.keys() - self._body_files:
-            self._keep_bodies(path)
+            self._keep_bodies(Path(path))
         if len(self._body_files) >= _MOST_NAMED:  # days come and go: those in use are flushed once more
             self._body_files.clear()
         self._body_files.update(batch.bodies)

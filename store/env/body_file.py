@@ -8,7 +8,7 @@ behind the last that is named stays as a gap. A file goes with its ledger, or wi
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..codec.bodies import Buffer
 from ..files.directory import children, sync_directory
 from ..files.failpoints import reach
-from ..files.system_calls import sync_data
+from ..files.system_calls import sync_all
 from ..files.system_errors import explained
 
 DIRECTORY = "bodies"
@@ -34,7 +34,12 @@ _MOST_PIECES = 1024
 
 def body_file(directory: Path, ledger_id: int) -> Path:
     """The body file of a ledger of the environment in `directory`."""
-    return directory / DIRECTORY / f"{ledger_id}{_SUFFIX}"
+    return Path(body_path(directory, ledger_id))
+
+
+def body_path(directory: Path, ledger_id: int) -> str:
+    """Its path without a path object, which a large run has no time for."""
+    return f"{directory}/{DIRECTORY}/{ledger_id}{_SUFFIX}"
 
 
 def body_files(directory: Path) -> dict[int, Path]:
@@ -49,7 +54,7 @@ def length_of(directory: Path) -> int:
     return sum(os.stat(path).st_size for path in files)
 
 
-def end_of(path: Path) -> int:
+def end_of(path: str) -> int:
     """Where the next bodies of a file begin; 0 where it is not there."""
     try:
         size = os.stat(path).st_size
@@ -58,34 +63,55 @@ def end_of(path: Path) -> int:
     return size + -size % _PAGE_BYTES
 
 
-def append_bodies(path: Path, at: int, bodies: Sequence[Buffer], *, is_named: bool) -> None:
-    """Write bodies one behind the other from byte `at` on, the end of the file, and wait until they are on disk.
+class StagedBodies:
+    """Bodies that are appended to a body file, from byte `at` on, its end."""
 
-    The file is made where there is none. is_named: its name is on disk; one that a killed process made may not be.
-    Raises OSError; the file has what it had before then, and no more.
+    def __init__(self, at: int) -> None:
+        self.at = self.end = at
+        self.bodies: list[Buffer] = []
+
+    def add(self, bodies: Buffer) -> None:
+        """Append bodies."""
+        self.bodies.append(bodies)
+        self.end += len(bodies)
+
+    def write(self, descriptor: int) -> bool:
+        """Write them to the file; False: a part of them, since the disk is full. Raises OSError."""
+        position = self.at
+        for start in range(0, len(self.bodies), _MOST_PIECES):
+            position += os.pwritev(descriptor, self.bodies[start : start + _MOST_PIECES], position)
+        return position == self.end
+
+
+def append_bodies(files: Mapping[str, StagedBodies], named: Collection[str]) -> None:
+    """Append to body files, which are made where there are none, and wait until all of them are on disk.
+
+    named: files whose names are on disk; one that a killed process made may not be. Raises OSError; the files have what
+    they had before then, and no more.
     """
-    if not is_named:
-        path.parent.mkdir(exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    opened: list[tuple[int, StagedBodies]] = []
+    new = [Path(path) for path in files if path not in named]
     try:
-        position = at
-        for start in range(0, len(bodies), _MOST_PIECES):
-            pieces = bodies[start : start + _MOST_PIECES]
-            size = sum(map(len, pieces))
-            if os.pwritev(descriptor, pieces, position) != size:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
-            position += size
-        sync_data(descriptor)
-        if not is_named:
+        for path in new:
+            path.parent.mkdir(exist_ok=True)
+        for name, staged in files.items():
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            opened.append((descriptor, staged))
+            if not staged.write(descriptor):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+            reach("bodies.written")
+        sync_all([descriptor for descriptor, _ in opened])
+        for path in new:
             sync_directory(path.parent)
             sync_directory(path.parent.parent)
     except BaseException:
-        with suppress(OSError):
-            os.ftruncate(descriptor, at)
+        for descriptor, staged in opened:
+            with suppress(OSError):
+                os.ftruncate(descriptor, staged.at)
         raise
     finally:
-        os.close(descriptor)
-    reach("bodies.written")
+        for descriptor, _ in opened:
+            os.close(descriptor)
 
 
 class BodyReader:

@@ -47,7 +47,7 @@ def no_directory_sync() -> None:
 
 def bodies_not_flushed() -> None:
     """A group names bodies that are not on disk."""
-    body_file.sync_data = lambda descriptor: None  # type: ignore[attr-defined]
+    body_file.sync_all = lambda descriptors: None  # type: ignore[attr-defined]
 
 
 def body_file_without_a_name() -> None:

@@ -23,7 +23,7 @@ from tests.conftest import present
 CALLS = (
     "open,openat,creat,close,write,pwrite64,writev,pwritev,pwritev2,lseek,fsync,fdatasync,sync_file_range,"
     "ftruncate,truncate,fallocate,rename,renameat,renameat2,link,linkat,symlink,symlinkat,mkdir,mkdirat,"
-    "unlink,unlinkat,rmdir,dup,dup2,dup3,fcntl,msync"
+    "unlink,unlinkat,rmdir,dup,dup2,dup3,fcntl,msync,io_submit,io_getevents"
 )
 
 _SYNCS = ("fsync", "fdatasync")
@@ -31,6 +31,8 @@ _STRING = re.compile(r'"([^"]*)"')
 """A string; with `-xx` strace writes every byte of it as \\xNN."""
 _VECTOR = re.compile(r'iov_base="([^"]*)"')
 _NUMBER = re.compile(r"-?\d+")
+_SUBMITTED = re.compile(r"aio_data=(\w+), aio_lio_opcode=(\w+), aio_fildes=(\d+)")
+_ENDED = re.compile(r"data=(\w+), obj=\w+, res=0,")
 
 
 _SEGMENT = re.compile(r"\d{12}\.(wal|tmp)")
@@ -124,6 +126,7 @@ class Trace:
         self._number = 0
         self._syncing: dict[str, int] = {}  # thread -> limit of the sync that it is at
         self._writing: dict[str, Write] = {}  # thread -> the write that it is at
+        self._submitted: dict[str, Sync | None] = {}  # syncs that the kernel is at, by what they were submitted with
         self._rest = b""
 
     def operations(self) -> Iterator[Operation]:
@@ -167,6 +170,15 @@ class Trace:
             entry = self._open.get(int(arguments))
             if entry is not None:
                 yield Sync(entry[0], self._limit(int(arguments)) if limit is None else limit)
+        elif call == "io_submit":
+            for data, opcode, descriptor in _SUBMITTED.findall(arguments):
+                if opcode not in ("IOCB_CMD_FDSYNC", "IOCB_CMD_FSYNC"):
+                    raise NotUnderstood(opcode)
+                entry = self._open.get(int(descriptor))
+                self._submitted[data] = None if entry is None else Sync(entry[0], self._limit(int(descriptor)))
+        elif call == "io_getevents":
+            ended = [self._submitted.pop(data) for data in _ENDED.findall(arguments)]
+            yield from (sync for sync in ended if sync is not None)
         elif call in ("open", "openat", "creat"):
             yield from self._opened(call, arguments, result or 0)
         elif call == "close":

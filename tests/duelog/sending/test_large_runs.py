@@ -205,11 +205,11 @@ def test_bodies_that_cannot_be_flushed_stop_the_store_and_nothing_names_them(
     """As a log that cannot be written does."""
     sent = large(store)
 
-    def fails(descriptor: int) -> None:
+    def fails(descriptors: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(body_file, "sync_data", fails)
+        patch.setattr(body_file, "sync_all", fails)
         with pytest.raises(StoreFailed):
             large(store)
     with pytest.raises(StoreFailed):

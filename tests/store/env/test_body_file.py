@@ -8,37 +8,45 @@ from typing import Any
 import pytest
 
 from duelog.store.env import body_file
-from duelog.store.env.body_file import BodyReader, append_bodies, body_files, end_of
+from duelog.store.env.body_file import BodyReader, StagedBodies, append_bodies, body_files, end_of
+
+
+def append(path: Path, at: int, *bodies: bytes, named: bool = False) -> None:
+    """Append to one file."""
+    staged = StagedBodies(at)
+    for each in bodies:
+        staged.add(each)
+    append_bodies({str(path): staged}, {str(path)} if named else set())
 
 
 def test_bodies_begin_at_pages_and_are_read_back(tmp_path: Path) -> None:
     """More pieces than one call of the system takes; what is not there is no bytes."""
     path = body_file.body_file(tmp_path, 7)
-    assert end_of(path) == 0
+    assert end_of(str(path)) == 0
     first = [b"%d," % number for number in range(3_000)]
-    append_bodies(path, 0, first, is_named=False)
-    assert end_of(path) % 4096 == 0
-    at = end_of(path)
-    append_bodies(path, at, [b"second"], is_named=True)
+    append(path, 0, *first)
+    assert end_of(str(path)) % 4096 == 0
+    at = end_of(str(path))
+    append(path, at, b"second", named=True)
     read = BodyReader(str(tmp_path))
     assert read(7, 0, 13_890) == b"".join(first)
     assert bytes(read(7, at + 2, 100)) == b"cond"
-    assert bytes(read(7, end_of(path), 1)) == bytes(read(8, 0, 1)) == b""
+    assert bytes(read(7, end_of(str(path)), 1)) == bytes(read(8, 0, 1)) == b""
     assert body_files(tmp_path) == {7: path}
 
 
-@pytest.mark.parametrize("call", ["pwritev", "sync_data"])
+@pytest.mark.parametrize("call", ["pwritev", "sync_all"])
 def test_what_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """A full disk, or one that fails: the file has what it had."""
     path = body_file.body_file(tmp_path, 7)
-    append_bodies(path, 0, [b"first"], is_named=False)
+    append(path, 0, b"first")
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(body_file if call == "sync_data" else os, call, full)
+    monkeypatch.setattr(body_file if call == "sync_all" else os, call, full)
     with pytest.raises(OSError, match="space"):
-        append_bodies(path, 4096, [b"second"], is_named=True)
+        append(path, 4096, b"second", named=True)
     monkeypatch.undo()
     assert path.read_bytes().rstrip(b"\0") == b"first"
 
@@ -47,5 +55,5 @@ def test_a_write_that_is_cut_short_is_a_full_disk(tmp_path: Path, monkeypatch: p
     """The system writes what there is space for, and says so only with the next call."""
     monkeypatch.setattr(os, "pwritev", lambda descriptor, pieces, at: os.pwrite(descriptor, pieces[0][:3], at))
     with pytest.raises(OSError, match="space"):
-        append_bodies(body_file.body_file(tmp_path, 7), 0, [b"first"], is_named=False)
-    assert end_of(body_file.body_file(tmp_path, 7)) == 0
+        append(body_file.body_file(tmp_path, 7), 0, b"first")
+    assert end_of(body_file.body_path(tmp_path, 7)) == 0
