@@ -128,9 +128,7 @@ async def _main(store: DelayedStore, topics: int, n: int) -> dict[str, float]:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(executor)
     config = BrokerConfig(
-        max_topics_in_prometheus=0,
-        max_producers_per_connection=topics + 1,
-        max_consumers_per_connection=topics + 1,
+        max_topics_in_prometheus=0, max_producers_per_connection=topics + 1, max_consumers_per_connection=topics + 1
     )
     services = Services(store, config, Workers(executor))
     await services.resources.load()

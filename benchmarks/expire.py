@@ -48,11 +48,7 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
         after = disk_bytes(directory, logs=False)
     finally:
         peer.close()
-    return {
-        REMOVED.name: removed,
-        GIVEN_BACK.name: elapsed,
-        SHARE.name: 100 * (before - after) / (before / 7),
-    }
+    return {REMOVED.name: removed, GIVEN_BACK.name: elapsed, SHARE.name: 100 * (before - after) / (before / 7)}
 
 
 def _duelog(n: int, delivered: bool, directory: Path) -> dict[str, float]:

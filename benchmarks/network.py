@@ -39,11 +39,7 @@ def measure(subject: str, n: int, processes: int, directory: Path) -> dict[str, 
     peer = make(key)
     peer.open(directory, 0)
     half = max(processes // 2, 1)
-    plans = {
-        "produce": (processes, 0),
-        "consume and acknowledge": (0, processes),
-        "both": (half, half),
-    }
+    plans = {"produce": (processes, 0), "consume and acknowledge": (0, processes), "both": (half, half)}
     answer: dict[str, float] = {}
     try:
         for phase, (producers, consumers) in plans.items():

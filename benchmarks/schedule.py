@@ -45,11 +45,7 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
         used = cpu_seconds(peer.processes()) - used
     finally:
         peer.close()
-    found = {
-        RATE.name: n / (ended - started),
-        LAST.name: (n - n // 10 * 9) / (ended - tenth),
-        CPU.name: used / n * 1e6,
-    }
+    found = {RATE.name: n / (ended - started), LAST.name: (n - n // 10 * 9) / (ended - tenth), CPU.name: used / n * 1e6}
     if written is not None:
         found[WRITTEN.name] = ((written_bytes(directory) or 0) - written) / (n * load.PAYLOAD_BYTES)
     return found

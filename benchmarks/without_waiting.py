@@ -22,16 +22,8 @@ from .harness.results import Measure, Results
 
 RATE = Measure("rate", "messages/s", show=short)
 PROCESSOR = Measure("processor", "us a message", "less")
-SUBJECTS = (
-    Subject("put", "put"),
-    Subject("numbers", "put, with numbers"),
-    Subject("send_async", "send_async"),
-)
-CASES = {
-    "at once, one topic": (1, 0),
-    "within the hour, one topic": (1, 3_600),
-    "at once, fifty topics": (50, 0),
-}
+SUBJECTS = (Subject("put", "put"), Subject("numbers", "put, with numbers"), Subject("send_async", "send_async"))
+CASES = {"at once, one topic": (1, 0), "within the hour, one topic": (1, 3_600), "at once, fifty topics": (50, 0)}
 """Topics, and the longest delay in seconds."""
 
 

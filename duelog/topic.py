@@ -13,16 +13,7 @@ from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument, UnknownSubscription, short_names
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
-from duelog.store.message import (
-    MAX_DUE_MS,
-    AnyId,
-    Dedup,
-    Message,
-    ScheduledMessage,
-    at_ms,
-    checked_dedup_key,
-    id_of,
-)
+from duelog.store.message import MAX_DUE_MS, AnyId, Dedup, Message, ScheduledMessage, at_ms, checked_dedup_key, id_of
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 

@@ -72,13 +72,7 @@ RestoreStep = PartRead | SnapshotSkipped
 
 
 def restore_steps(
-    environment: Environment,
-    frontier: FrontierRecord,
-    tail: int,
-    due_of: DueOf,
-    *,
-    start_ms: int,
-    bucket_ms: int,
+    environment: Environment, frontier: FrontierRecord, tail: int, due_of: DueOf, *, start_ms: int, bucket_ms: int
 ) -> Generator[RestoreStep, None, Restored | None]:
     """Restore the index of `frontier`'s log; None where no snapshot can be used.
 

@@ -45,12 +45,7 @@ def parse(
     parser.add_argument("--runs", type=_positive, metavar="K", help="measure each subject K times (3; quick: 1)")
     parser.add_argument("--quick", action="store_true", help="small and once: shows that it works, not how fast it is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON line to FILE as well")
-    parser.add_argument(
-        "--plots",
-        type=Path,
-        metavar="DIR",
-        help="write plots of what was measured to DIR",
-    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots of what was measured to DIR")
     parser.add_argument("--against", metavar="REV", help="compare with duelog of a git revision, and nothing else")
     parser.add_argument("--only", type=_keys, default=(), metavar="KEY,...", help="measure these subjects only")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="where stores are made (the temporary folder)")

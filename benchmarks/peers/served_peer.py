@@ -55,10 +55,7 @@ class ServedPeer(Peer):
     def produce(self) -> None:
         if self._producer is None:
             self._producer = self._client.create_producer(
-                self.topic,
-                block_if_queue_full=True,
-                max_pending_messages=_IN_FLIGHT,
-                batching_enabled=self._batching,
+                self.topic, block_if_queue_full=True, max_pending_messages=_IN_FLIGHT, batching_enabled=self._batching
             )
 
     def consume(self) -> None:

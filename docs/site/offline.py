@@ -82,12 +82,7 @@ def in_script(text: str) -> list[str]:
     return _IN_SCRIPT.findall(text)
 
 
-READERS: dict[str, Callable[[str], list[str]]] = {
-    ".html": in_page,
-    ".svg": in_page,
-    ".css": in_style,
-    ".js": in_script,
-}
+READERS: dict[str, Callable[[str], list[str]]] = {".html": in_page, ".svg": in_page, ".css": in_style, ".js": in_script}
 
 
 def loaded_from_elsewhere(folder: Path) -> Iterator[tuple[Path, str]]:

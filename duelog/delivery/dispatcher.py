@@ -265,13 +265,7 @@ class Dispatcher:
 
     @_whole
     def nack(
-        self,
-        consumer_id: int,
-        positions: Sequence[Position],
-        redeliver_at_ms: int,
-        now_ms: int,
-        *,
-        failed: bool = True,
+        self, consumer_id: int, positions: Sequence[Position], redeliver_at_ms: int, now_ms: int, *, failed: bool = True
     ) -> int:
         """Give messages back, to be handed out again at ``redeliver_at_ms`` and not before; how many were given back.
 

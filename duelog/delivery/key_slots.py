@@ -90,10 +90,7 @@ class KeySlots:
     """The owner of every key, for one list of consumers."""
 
     def __init__(
-        self,
-        consumers: Sequence[int] = (),
-        ranges: Mapping[int, Ranges] | None = None,
-        before: KeySlots | None = None,
+        self, consumers: Sequence[int] = (), ranges: Mapping[int, Ranges] | None = None, before: KeySlots | None = None
     ) -> None:
         """consumers: ids from 0 to 2**63 - 1, in any order.
 

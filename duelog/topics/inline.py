@@ -16,14 +16,7 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.due_reader import DueReader, ReadAheadBudget
-from duelog.markers.lookup import (
-    count_scheduled,
-    find_partition,
-    furthest_due_ms,
-    marker_target,
-    read_entry,
-    scheduled,
-)
+from duelog.markers.lookup import count_scheduled, find_partition, furthest_due_ms, marker_target, read_entry, scheduled
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
 from duelog.partitions.partition_set import Storage

@@ -384,9 +384,7 @@ def _last_of(_: bytes, under: Entry | None, over: Entry) -> Entry:
 
 
 def overlaid(
-    under: Iterator[tuple[bytes, V]],
-    over: Iterator[tuple[bytes, Entry]],
-    join: Callable[[bytes, V | None, Entry], T],
+    under: Iterator[tuple[bytes, V]], over: Iterator[tuple[bytes, Entry]], join: Callable[[bytes, V | None, Entry], T]
 ) -> Iterator[tuple[bytes, T]]:
     """Merge rows by key; `join` makes one of what `under` has, or None, and what `over` has, or ABSENT."""
     following = next(over, None)

@@ -284,8 +284,7 @@ class EffectivePolicies:
 
 
 def merge(
-    scopes: Sequence[tuple[str, DelayedDeliveryPolicies]],
-    defaults: Mapping[str, PolicyValue] = DEFAULTS,
+    scopes: Sequence[tuple[str, DelayedDeliveryPolicies]], defaults: Mapping[str, PolicyValue] = DEFAULTS
 ) -> EffectivePolicies:
     """Merge the policies of scopes, the narrowest first, each with its name for `set_at`, over `defaults`."""
     values = dict(defaults)

@@ -5,12 +5,7 @@ import pickle
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
-from duelog.cleanup.log_claims import (
-    LogClaims,
-    claims_of_logs,
-    needed,
-    read_claims,
-)
+from duelog.cleanup.log_claims import LogClaims, claims_of_logs, needed, read_claims
 from tests.cleanup.compacting import DAY, DAY_MS, close_day, send_day
 from tests.conftest import OpenStore
 

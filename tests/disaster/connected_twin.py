@@ -49,10 +49,7 @@ class Twin:
             self.changed.notify_all()
 
     def wait_for_facts(
-        self,
-        count: int,
-        wanted: Callable[[str, list[Any]], bool] = lambda part, fact: True,
-        since: int | None = None,
+        self, count: int, wanted: Callable[[str, list[Any]], bool] = lambda part, fact: True, since: int | None = None
     ) -> bool:
         """Wait until so many more were told that are wanted, or there is trouble; False: they do not come.
 

@@ -34,10 +34,7 @@ WAYS: dict[str, tuple[str, Callable[[DelayedStore, Topic, Subscription, Any], ob
         "dedup_for",
         lambda store, topic, consumer, value: topic.send(b"x", dedup_key="k", dedup_for=value),
     ),
-    "every, jitter": (
-        "jitter",
-        lambda store, topic, consumer, value: topic.every("e", interval=3_600, jitter=value),
-    ),
+    "every, jitter": ("jitter", lambda store, topic, consumer, value: topic.every("e", interval=3_600, jitter=value)),
     "extend": (
         "timeout",
         lambda store, topic, consumer, value: consumer.extend(consumer.receive(timeout=0), timeout=value),
@@ -142,10 +139,7 @@ def ways(store: DelayedStore) -> dict[str, tuple[str, Send]]:
             lambda at, **past: topic.send_batch([Message(b"x"), Message(b"x", deliver_at=at)], **past),
         ),
         "send_payloads": ("deliver_at", lambda at, **past: topic.send_payloads([b"x"], deliver_at=at, **past)),
-        "producer": (
-            "messages[0].deliver_at",
-            lambda at, **past: producer.send(Message(b"x", deliver_at=at), **past),
-        ),
+        "producer": ("messages[0].deliver_at", lambda at, **past: producer.send(Message(b"x", deliver_at=at), **past)),
         "reschedule": ("deliver_at", lambda at, **past: topic.reschedule(waiting, deliver_at=at, **past)),
     }
 

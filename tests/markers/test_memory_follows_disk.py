@@ -48,11 +48,7 @@ EACH_ONCE = {"a": [b"a"], "b": [b"b"]}
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError, BrokenInvariant])
 def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
-    store: DelayedStore,
-    open_store: OpenStore,
-    clock: ManualClock,
-    plant: Plant,
-    error: type[BaseException],
+    store: DelayedStore, open_store: OpenStore, clock: ManualClock, plant: Plant, error: type[BaseException]
 ) -> None:
     """The other log's entries are given back, or fire, and both have fired once the error is over."""
     plant(PendingLog, "take", error("planted"), after=False, at=2)

@@ -7,12 +7,7 @@ from duelog import StoreConfig
 Fields = dict[str, int | bool | None]
 NAMESPACE, STORE = "namespace", "store"
 
-DELAYS: Fields = {
-    "active": True,
-    "tick_time_ms": 0,
-    "max_delivery_delay_ms": 0,
-    "fixed_delivery_delay_ms": 0,
-}
+DELAYS: Fields = {"active": True, "tick_time_ms": 0, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
 KEPT: Fields = {
     "retention_ms": 0,
     "retention_bytes": 0,

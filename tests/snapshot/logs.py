@@ -72,12 +72,7 @@ class Log:
         """Restore from the snapshots there are, as a start does."""
         reasons: list[str] = [] if passed_over is None else passed_over
         steps = restore_steps(
-            environment,
-            self.frontier,
-            self.tail,
-            self.due_of,
-            start_ms=START_MS,
-            bucket_ms=bucket_ms,
+            environment, self.frontier, self.tail, self.due_of, start_ms=START_MS, bucket_ms=bucket_ms
         )
         while True:
             try:

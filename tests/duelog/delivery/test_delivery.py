@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from duelog import (
-    DelayedStore,
-    ManualClock,
-    Message,
-    Policies,
-    StoreConfig,
-    Subscription,
-    Topic,
-)
+from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription, Topic
 from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
 from tests.conftest import START_MS, LeadingClock, OpenStore, present

@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
-    "AWS_SECRET_ACCESS_KEY": "not-to-be-shown",
-    "AWS_REGION": "us-east-1",
-}
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "not-to-be-shown", "AWS_REGION": "us-east-1"}
 """Environment of clients, besides AWS_ENDPOINT_URL."""
 
 

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, StoreConfig
-from duelog.errors import (
-    DelayTooLong,
-    DuelogError,
-    InvalidArgument,
-    InvalidMessage,
-    StoreFull,
-    UnknownTopic,
-)
+from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
 from duelog.store.files import failpoints
 from duelog.topics.producer_state import MOST_NUMBERS
 from tests.conftest import OpenStore

@@ -23,16 +23,7 @@ from duelog.store.wal.segment_file import SegmentFile
 from duelog.store.wal.wal_reader import WalFollower
 from tests.conftest import START_MS, OpenStore
 from tests.disaster.wal_faults import no_room
-from tests.duelog.side_by_side import (
-    CONFIG,
-    FIRST_MS,
-    HOUR_MS,
-    crashed,
-    held,
-    in_wal,
-    send,
-    unapplied,
-)
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
 from tests.store.commits import until
 
 

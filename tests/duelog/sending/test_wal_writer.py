@@ -184,11 +184,7 @@ class Flushes:
 
 @pytest.mark.parametrize(("durability", "expected"), [("commit", 6), ("relaxed", 2), ("none", 0)])
 def test_the_log_is_flushed_as_often_as_the_durability_says(
-    open_store: OpenStore,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    durability: Durability,
-    expected: int,
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durability: Durability, expected: int
 ) -> None:
     """For each group, once in `relaxed_ms`, or never."""
     store = open_store(config=replace(CONFIG, durability=durability, relaxed_ms=20))

@@ -52,9 +52,7 @@ def test_a_cumulative_acknowledgement_past_what_was_read_leaves_what_is_not_due(
     assert payloads(reader) == [b"1", b"3", b"5", b"7"]
 
 
-def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_behind_it(
-    open_store: OpenStore,
-) -> None:
+def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_behind_it(open_store: OpenStore) -> None:
     """A marker of the next few ms lies before a message whose id is known: acknowledging that skips neither."""
     clock = LeadingClock(START_MS)
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS), clock_=clock)

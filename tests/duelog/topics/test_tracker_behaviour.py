@@ -6,15 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from duelog import (
-    DelayedStore,
-    ManualClock,
-    Message,
-    StoreConfig,
-    Subscription,
-    SystemClock,
-    Topic,
-)
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription, SystemClock, Topic
 from duelog.markers.firing import loaded
 from duelog.upkeep import maintenance
 from tests.conftest import START_MS, OpenStore, present

@@ -14,13 +14,7 @@ from duelog.store.env import page_cache
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.files import pages
-from tests.store.page_cache_calls import (
-    DROP,
-    FETCH,
-    Calls,
-    joined,
-    record,
-)
+from tests.store.page_cache_calls import DROP, FETCH, Calls, joined, record
 
 PIECE, KEPT = 64 << 10, 256 << 10
 VALUE_BYTES = 10_000

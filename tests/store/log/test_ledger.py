@@ -75,8 +75,7 @@ def test_conditional_entries_are_runs_of_their_own(environment: Environment) -> 
     log = Log(7)
     replaced = Replaced(np.arange(6, dtype=np.uint64), np.arange(6, dtype=np.uint32))
     outcomes_of(
-        environment,
-        [appending(log, [b"a"]), appending(log, [b"b"] * 6, replaced=replaced), appending(log, [b"c"])],
+        environment, [appending(log, [b"a"]), appending(log, [b"b"] * 6, replaced=replaced), appending(log, [b"c"])]
     )
     with environment.read() as raw:
         found = [run for run in runs(raw, "main", 7) if isinstance(run, Run)]

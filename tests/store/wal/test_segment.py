@@ -29,17 +29,7 @@ from duelog.store.wal.segment import (
     write_segment,
 )
 from duelog.store.wal.segment_file import make_file
-from tests.store.wal.segments import (
-    GROUPS_AT,
-    SECTOR,
-    SIZE,
-    STORE_ID,
-    flip,
-    make_segment,
-    numbers,
-    row,
-    write_at,
-)
+from tests.store.wal.segments import GROUPS_AT, SECTOR, SIZE, STORE_ID, flip, make_segment, numbers, row, write_at
 
 
 @pytest.fixture
