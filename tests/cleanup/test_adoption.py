@@ -230,9 +230,6 @@ def test_a_generation_that_cannot_take_over_now_waits(
     assert adopts(store)
 
 
-# -- what was dropped is gone --------------------------------------------------------------------
-
-
 def test_what_was_dropped_is_acknowledged_for_a_subscription_that_meets_it(
     store: DelayedStore, clock: ManualClock
 ) -> None:

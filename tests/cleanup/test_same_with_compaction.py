@@ -94,8 +94,6 @@ class SideBySide:
             assert list(side.store.check(deep=True)) == []
             side.store.close()
 
-    # -- done to both ------------------------------------------------------------------------------
-
     def send(self, topic: str, count: int, after_ms: int) -> None:
         """Messages one ms apart."""
         for at in range(count):
@@ -203,8 +201,6 @@ class SideBySide:
             side.reopen()
         self._staged.clear()
         self._look()
-
-    # -- done to one -------------------------------------------------------------------------------
 
     def stage(self, which: int) -> None:
         """Copy some closed partition, worth it or not."""

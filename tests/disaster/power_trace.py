@@ -203,8 +203,6 @@ class Trace:
         entry = self._open.get(int(arguments.split(",", 1)[0]))
         return entry is None or not entry[1]
 
-    # -- writes ------------------------------------------------------------------------------------
-
     def _write(self, call: str, arguments: str, result: int | None) -> Iterator[Operation]:
         descriptor = int(arguments.split(",", 1)[0])
         data = b"".join(_bytes(found) for found in (_VECTOR if "writev" in call else _STRING).findall(arguments))
@@ -236,8 +234,6 @@ class Trace:
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
             yield Fact(json.loads(line))
-
-    # -- names -------------------------------------------------------------------------------------
 
     def _find(self, path: bytes, at: str | None) -> tuple[Directory, str] | None:
         """The directory of a path and the last name in it; None: outside of what is recorded."""

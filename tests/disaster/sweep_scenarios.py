@@ -68,8 +68,6 @@ class Run:
     def _open(self, background: bool) -> DelayedStore:
         return DelayedStore.open(self.path, replace(self.config, background=background), clock=self.clock)
 
-    # -- what operations are made of -----------------------------------------------------------------
-
     def consume(self) -> None:
         self.consumers = {name: self.store.topic(name).subscribe("s") for name in ("a", "b")}
 
@@ -127,8 +125,6 @@ class Run:
         name = b"minute %d" % schedule.next_due_ms
         self.twin.from_ms[name] = schedule.next_due_ms
         self.twin.must.add(name)
-
-    # -- the end -------------------------------------------------------------------------------------
 
     def conclude(self, *, reopen: bool) -> None:
         """Go on, or close and open; have all delivered, check, close, and see that nothing comes again."""

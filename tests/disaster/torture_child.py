@@ -46,8 +46,6 @@ class Child:
         if self.may_interrupt:
             raise KeyboardInterrupt
 
-    # -- the log -----------------------------------------------------------------------------------
-
     def log(self, *event: object) -> None:
         """One line, whole: what a process has written a kill does not take."""
         os.write(self.log_file, (json.dumps(event) + "\n").encode())
@@ -86,8 +84,6 @@ class Child:
         except Exception:
             self.log("raw", traceback.format_exc()[-1500:])
             time.sleep(0.1)
-
-    # -- sending -----------------------------------------------------------------------------------
 
     def asked(self, rng: random.Random) -> Message:
         """A message with a name, due in the next seconds; said in the log before it is sent."""
@@ -159,8 +155,6 @@ class Child:
         self.log("cancel", name)
         self.log("cancelled", name, self.store.topic(topic).cancel(message_id))
 
-    # -- receiving ---------------------------------------------------------------------------------
-
     def consume(self, topic: str) -> Callable[[random.Random], None]:
         def work(rng: random.Random) -> None:
             with self.store.topic(topic).subscribe("s", type=TOPICS[topic]) as consumer:
@@ -186,8 +180,6 @@ class Child:
         consumer.ack(messages, durable=rng.random() < 0.05)
         return len(messages)
 
-    # -- what happens to it ------------------------------------------------------------------------
-
     def run_short(self, rng: random.Random) -> None:
         """No file descriptor is left for a moment."""
         self.stopping.wait(rng.uniform(2, 8))
@@ -209,8 +201,6 @@ class Child:
         self.stopping.wait(rng.uniform(0.02, 0.5))
         if not self.stopping.is_set():
             os.kill(os.getpid(), signal.SIGINT)
-
-    # -- sessions ----------------------------------------------------------------------------------
 
     def open(self) -> None:
         rng = self.rng

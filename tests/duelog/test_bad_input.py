@@ -22,9 +22,6 @@ CONFIG = StoreConfig(max_message_bytes=1000)
 pytestmark = pytest.mark.usefixtures("unchanged")
 
 
-# -- due times ---------------------------------------------------------------------------------
-
-
 NAIVE = datetime(2026, 11, 20, 12, 0)
 
 BAD_TIMES: list[tuple[str, Any, str]] = [
@@ -94,9 +91,6 @@ def test_a_bad_range_of_due_times_is_refused_by_its_own_name(topic: Topic) -> No
         with pytest.raises(InvalidArgument, match=reason) as caught:
             topic.scheduled(**{field: value})
         assert caught.value.field == field
-
-
-# -- payloads, keys, properties ----------------------------------------------------------------
 
 
 BAD_MESSAGES: list[tuple[dict[str, Any], str, str]] = [
@@ -175,9 +169,6 @@ def test_an_error_inside_a_callers_generator_is_its_own(topic: Topic) -> None:
 
     with pytest.raises(LookupError, match="mine"):
         topic.send_batch(generate())
-
-
-# -- names -------------------------------------------------------------------------------------
 
 
 TOPICS: list[Any] = [

@@ -16,9 +16,6 @@ FACES = True
 pytestmark = pytest.mark.usefixtures("unchanged")
 
 
-# -- what does not exist -----------------------------------------------------------------------
-
-
 OF_UNKNOWN: list[Callable[[Topic], object]] = [
     lambda topic: topic.unsubscribe("s"),
     lambda topic: topic.subscriptions(),
@@ -71,9 +68,6 @@ def test_ids_that_no_message_has_are_no_error(topic: Topic) -> None:
         assert topic.reschedule(message_id, deliver_after=5) is None
 
 
-# -- receiving and acknowledging ---------------------------------------------------------------
-
-
 TIMES = [-1, math.nan, math.inf, "1", True, 1e12, timedelta(seconds=-1)]
 NO_MESSAGES = [None, 5, "1:x", [None], [b"x"], (1, 0), [(1, 0)], (ReceivedMessages.of("t", "s", []), None)]
 REFUSED: list[tuple[str, list[Any], Callable[[Subscription, Any], object]]] = [
@@ -107,9 +101,6 @@ def test_a_position_that_the_topic_does_not_have_is_not_acknowledged(reader: Sub
     with pytest.raises(InvalidArgument, match=str(max(position))):
         reader.ack_cumulative(position)
     assert reader.stats().backlog == 1
-
-
-# -- closed ------------------------------------------------------------------------------------
 
 
 STORE_USES: list[Callable[[DelayedStore], object]] = [

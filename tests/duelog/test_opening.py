@@ -30,9 +30,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-# -- making ------------------------------------------------------------------------------------
-
-
 def test_a_new_store_is_made_with_its_parents(tmp_path: Path, open_store: OpenStore) -> None:
     """In a directory that does not exist, in one that is empty, and by a path given as text."""
     for place in ("new/deep/store", "empty"):
@@ -83,9 +80,6 @@ def test_a_creation_that_a_crash_cut_short_is_done_again(tmp_path: Path, path: P
         assert store.stats().pending == 3
 
 
-# -- what a crash left -------------------------------------------------------------------------
-
-
 def empty_partition(directory: Path) -> None:
     """A partition's directory as it is before it is registered."""
     environment = Environment(directory, name="empty", map_bytes=1 << 20, create=True)
@@ -129,9 +123,6 @@ def test_missing_working_directories_are_made_again(path: Path, open_store: Open
         (path / name).rmdir()
     with open_store(path, CONFIG) as store:
         store.topic("a").send(b"x", deliver_after=60)
-
-
-# -- the lock ----------------------------------------------------------------------------------
 
 
 HOLD = """

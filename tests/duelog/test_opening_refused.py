@@ -23,9 +23,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-# -- refused: no store -------------------------------------------------------------------------
-
-
 def test_a_file_is_refused(path: Path) -> None:
     """It stays a file."""
     path.write_bytes(b"precious")
@@ -54,9 +51,6 @@ def test_a_store_that_has_lost_its_store_file_is_refused_and_kept(path: Path) ->
     fill(path)
     (path / "STORE").unlink()
     refused(path, FormatMismatch)
-
-
-# -- refused: STORE ----------------------------------------------------------------------------
 
 
 def write_store_file(path: Path, **changes: object) -> None:
@@ -99,9 +93,6 @@ def test_a_damaged_store_file_is_refused_by_name(path: Path) -> None:
         (path / "STORE").write_bytes(content)
         error = refused(path, DamagedStore)
         assert error.path == path / "STORE"
-
-
-# -- refused: main -----------------------------------------------------------------------------
 
 
 def test_the_main_environment_of_another_store_is_refused(tmp_path: Path, path: Path) -> None:
@@ -176,9 +167,6 @@ def test_a_damaged_main_environment_is_refused(path: Path, damage: Callable[[Pat
     fill(path)
     damage(path / "main" / "data.mdb")
     assert refused(path, DamagedStore).path.parts[len(path.parts)] == "main"
-
-
-# -- refused: partitions -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", ["the file", "the generation", "the directory", "all of them", "the name"])

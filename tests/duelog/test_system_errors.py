@@ -132,9 +132,6 @@ def test_a_partition_whose_directory_is_refused_stays_in_the_log_until_it_can_be
     assert not any(partition.vacant for partition in store._engine.storage.partitions)
 
 
-# -- a store that was removed ----------------------------------------------------------------------
-
-
 def removed(path: Path) -> None:
     """The directory and all in it."""
     shutil.rmtree(path)

@@ -182,8 +182,6 @@ class EngineMachine(DeliveryRules):
             self.reschedule(topic, [1], ("near", ms + number))
         self.send(topic, ("near", ms), False)
 
-    # -- the end --------------------------------------------------------------------------------------
-
     def _drain(self) -> None:
         """Going only where `next_due_ms` sends us, everything is delivered, and everything that may go is gone."""
         self._look_at_figures()

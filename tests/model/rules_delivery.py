@@ -127,8 +127,6 @@ class DeliveryRules(SendingRules):
         consumer.face.close()
         consumer.twin.detach(consumer.number, self.twin.now_ms)
 
-    # -- receiving -------------------------------------------------------------------------------------
-
     @precondition(lambda self: self.consumers)
     @rule(which=PICK, count=st.integers(1, 4) | st.just(100))
     def receive(self, which: int, count: int) -> None:
@@ -237,8 +235,6 @@ class DeliveryRules(SendingRules):
             for at, message in enumerate(of_topic, len(topic.main) - len(of_topic)):
                 message.message_id = topic.position(at)
 
-    # -- dead letters --------------------------------------------------------------------------------
-
     @only(HANDING_OUT)
     @rule(number=PICK, count=st.integers(1, 3), back=st.booleans(), delay_ms=st.sampled_from((0, 0, 1, 40, 700)))
     def take_letters(self, number: int, count: int, back: bool, delay_ms: int) -> None:
@@ -294,8 +290,6 @@ class DeliveryRules(SendingRules):
             for message in of_topic:
                 self._add_delayed(topic, message)
                 self.ids.append((topic.name, message.message_id))
-
-    # -- acknowledging -----------------------------------------------------------------------------------
 
     @only(STORING, HANDING_OUT, INLINE_DELAYS)
     @precondition(received_something)
@@ -431,8 +425,6 @@ class DeliveryRules(SendingRules):
         with pytest.raises(InvalidArgument):
             consumer.face.ack([*(position for _, position, _ in consumer.received), end])
 
-    # -- giving back -------------------------------------------------------------------------------------
-
     @only(STORING, HANDING_OUT)
     @precondition(received_something)
     @rule(which=PICK, picks=PICKS, ms=st.sampled_from((0, 1, 20, 300)))
@@ -505,8 +497,6 @@ class DeliveryRules(SendingRules):
         self._sent(consumer.topic, [new])
         self._acked(consumer.topic, consumer.twin, consumer.twin.ack([place]), True)
 
-    # -- seeking --------------------------------------------------------------------------------------
-
     @only(HANDING_OUT, INLINE_DELAYS)
     @precondition(lambda self: self.consumers)
     @rule(which=PICK, to=st.sampled_from(("earliest", "latest")))
@@ -561,8 +551,6 @@ class DeliveryRules(SendingRules):
         now_ms = self.twin.now_ms
         places = range(topic.first, topic.latest(now_ms))
         return [place for place in places if not topic.main[place].waits or topic.main[place].due_ms <= now_ms]
-
-    # -- from outside ------------------------------------------------------------------------------------
 
     def _administered(self, topic: str, name: str) -> tuple[TwinTopic, TwinSubscription, SubscriptionAdmin] | None:
         """A subscription, where there is one of this name; ledgers are learned."""
@@ -689,8 +677,6 @@ class DeliveryRules(SendingRules):
             consumer.face.close()
             self.consumers.remove(consumer)
 
-    # -- policies -------------------------------------------------------------------------------------
-
     @only(TAKING_BACK)
     @rule(
         scope=st.sampled_from((STORE, NAMESPACE, "t0", "t1")),
@@ -753,8 +739,6 @@ class DeliveryRules(SendingRules):
             sub.handed_ms = dict.fromkeys(sub.held, self.twin.now_ms)
             if sub.held and sub.setting("ack_timeout_ms"):
                 sub.hold_since(list(sub.held), self.twin.now_ms)
-
-    # -- time -----------------------------------------------------------------------------------------
 
     @rule(ms=st.integers(1, 10) | st.integers(1, 400))
     def forward(self, ms: int) -> None:

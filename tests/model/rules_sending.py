@@ -191,8 +191,6 @@ class SendingRules(Machine):
         else:
             self._sent(self.twin.topic(topic), self._twins(topic, drawn, dues, ids, self.twin.now_ms))
 
-    # -- restarts -------------------------------------------------------------------------------------
-
     @only(STORING)
     @precondition(lambda self: self.consumers)
     @rule()
@@ -277,8 +275,6 @@ class SendingRules(Machine):
                     if there:
                         found.add(place)
                 sub.restore(topic.first, found)
-
-    # -- producers ------------------------------------------------------------------------------------
 
     @only(TAKING_BACK)
     @rule(topic=TOPICS, name=st.sampled_from(("p", "q")), specs=st.lists(DUES, min_size=1, max_size=4), first=FIRSTS)
@@ -398,8 +394,6 @@ class SendingRules(Machine):
         )
         self._sent(topic, twins)
         producer.stored.update((start + row, ids[row]) for row in rows)
-
-    # -- keys -----------------------------------------------------------------------------------------
 
     @only(TAKING_BACK)
     @rule(topic=TOPICS, key=KEYS, spec=DUES, hold=HOLDS, replace=st.booleans())
@@ -547,8 +541,6 @@ class SendingRules(Machine):
             self._stored_under(there, key, message, hold, now_ms)
         self.find_by_key(topic, key)
 
-    # -- withdrawal -----------------------------------------------------------------------------------
-
     def _asked(self, topic: str, picks: Sequence[int]) -> tuple[TwinTopic, list[MessageId]] | None:
         """Ids of the topic, or of another now and then; None where the topic is unknown, which is said."""
         mine = [message_id for name, message_id in self.ids if name == topic]
@@ -680,8 +672,6 @@ class SendingRules(Machine):
         self.twin.count(RESCHEDULED, len(answers), topic.name)
         overridden = self.twin.policies.overridden(topic.name, [asked_ms] * len(answers), self.twin.now_ms)
         self.twin.count(OVERRIDDEN, overridden, topic.name)
-
-    # -- schedules ------------------------------------------------------------------------------------
 
     def _cancel_waiting(self, topic: TwinTopic, schedule: TwinSchedule) -> None:
         if schedule.next_id is not None:

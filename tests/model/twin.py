@@ -101,8 +101,6 @@ class Twin:
             for sub in topic.subscriptions.values():
                 sub.flush()
 
-    # -- sending -----------------------------------------------------------------------------------
-
     def is_direct(self, due_ms: int, sent_ms: int) -> bool:
         """True if a message that was sent at `sent_ms` goes into the main log if it is written now."""
         part = self.partitions.get(due_ms - due_ms % self.config.partition_ms)
@@ -132,8 +130,6 @@ class Twin:
     def add_partition(self, due_ms: int) -> TwinPartition:
         start_ms = due_ms - due_ms % self.config.partition_ms
         return self.partitions.setdefault(start_ms, TwinPartition(start_ms, start_ms + self.config.partition_ms))
-
-    # -- the tick ------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, seen: Seen) -> TwinSlice:
         """Do what a slice of a tick at `now_ms` does."""

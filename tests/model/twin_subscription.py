@@ -66,8 +66,6 @@ class TwinSubscription:
         self.read = start
         self._log = log
 
-    # -- asking ------------------------------------------------------------------------------------
-
     def is_acked(self, place: int) -> bool:
         return place < self.mark or place in self.acked
 
@@ -93,8 +91,6 @@ class TwinSubscription:
     def kept_back(self) -> int:
         """Read, and not handed out yet for the sake of their keys."""
         return sum(place not in self.times for place in self.ready)
-
-    # -- consumers ---------------------------------------------------------------------------------
 
     def admits(self, kind: str) -> bool:
         return not self.consumers or (self.kind == kind != "exclusive")
@@ -124,8 +120,6 @@ class TwinSubscription:
         self.ready.clear()
         self.passed_over.clear()
         self.batches.clear()
-
-    # -- deliveries --------------------------------------------------------------------------------
 
     def receive(self, consumer: int, count: int, now_ms: int) -> list[tuple[int, int]]:
         """(place, redelivery count) of the next batch.
@@ -255,8 +249,6 @@ class TwinSubscription:
         if self.setting("ack_timeout_ms"):
             self.until_ms.update(dict.fromkeys(mine, until_ms))
         return len(mine)
-
-    # -- acknowledging -----------------------------------------------------------------------------
 
     def ack(self, places: Sequence[int]) -> int:
         new = {place for place in places if not self.is_acked(place)}

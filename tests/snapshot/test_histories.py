@@ -70,8 +70,6 @@ class History(RuleBasedStateMachine):
         self.send([HOUR_MS // 2])
         self.store.tick()
 
-    # -- what happens --------------------------------------------------------------------------
-
     @rule(after_ms=offsets)
     def send(self, after_ms: list[int]) -> None:
         """Messages due soon."""
@@ -194,8 +192,6 @@ class History(RuleBasedStateMachine):
             finally:
                 self.store.close()
                 shutil.rmtree(self.path)
-
-    # -- the engine's parts --------------------------------------------------------------------
 
     def _firing(self) -> Firing:
         return self.store._engine.delivery.firing

@@ -233,9 +233,6 @@ def test_a_generation_that_goes_between_planning_and_reading_is_an_error(
         load(spark, store).count()
 
 
-# -- several stores ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
     """Three stores of two days each, of which one is closed."""

@@ -22,8 +22,6 @@ from tests.conftest import present
 
 NOW = 1_790_000_000_000
 
-# -- due times ---------------------------------------------------------------------------------
-
 
 def test_a_message_without_a_delay_has_no_due_time() -> None:
     """None is neither now nor zero."""
@@ -81,9 +79,6 @@ def test_deliver_after_counts_from_now_and_rounds_up_to_the_millisecond() -> Non
     for after, delay_ms in ((0, 0), (0.0705, 71), (np.int64(2), 2_000), (timedelta(microseconds=1), 1)):
         due = resolve_due_ms(Message(b"", deliver_after=after), NOW)  # type: ignore[arg-type]
         assert (due, type(due)) == (NOW + delay_ms, int)
-
-
-# -- the classes themselves --------------------------------------------------------------------
 
 
 def test_only_the_payload_is_positional() -> None:

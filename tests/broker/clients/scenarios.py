@@ -123,9 +123,6 @@ def run_threads(*works: Callable[[], object]) -> None:
         thread.join()
 
 
-# -- produce and consume -----------------------------------------------------------------------
-
-
 def blocked_by_a_quota(client: Any) -> None:
     """Two messages may be pending; the third is refused until one is due, what is due at once is taken."""
     consumer = client.subscribe("quota", "s", consumer_type=ConsumerType.Shared)
@@ -214,9 +211,6 @@ def cumulative(client: Any) -> None:
     assert texts(receive(client.subscribe(named("cumulative"), "s"), 3)) == ["7", "8", "9"]
 
 
-# -- delays ------------------------------------------------------------------------------------
-
-
 def delays(client: Any) -> None:
     """Never early, by due time, for every type of subscription and for readers."""
     kinds = (ConsumerType.Exclusive, ConsumerType.Shared, ConsumerType.Failover, ConsumerType.KeyShared)
@@ -244,9 +238,6 @@ def delays(client: Any) -> None:
     assert not early
     assert [len(each) for each in found.values()] == [5] * 5
     assert all(each == sorted(each) for each in found.values()), found
-
-
-# -- batches -----------------------------------------------------------------------------------
 
 
 def batches(client: Any) -> None:
@@ -293,9 +284,6 @@ def batch_index(client: Any) -> None:
     consumer = subscribe()
     assert sorted(texts(receive(consumer, 3))) == ["6", "8", "9"]
     assert nothing(consumer)
-
-
-# -- types of subscription ---------------------------------------------------------------------
 
 
 def exclusive(url: str) -> None:
@@ -384,9 +372,6 @@ def sticky(client: Any) -> None:
     assert keys[1]
 
 
-# -- redelivery --------------------------------------------------------------------------------
-
-
 def nack(client: Any) -> None:
     """Messages that are given back come again, counted; the rest do not."""
     consumer = client.subscribe(
@@ -454,9 +439,6 @@ def dead_letter(client: Any) -> None:
     assert texts(receive(dead, 1)) == ["bad"]
 
 
-# -- positions ---------------------------------------------------------------------------------
-
-
 def seek(url: str) -> None:
     """To an id, to a time, to both ends."""
     client, producer, ids = taken(url, numbered(10), named("seek"))
@@ -522,9 +504,6 @@ def table_view(client: Any) -> None:
     assert len(view) == 5
 
 
-# -- many topics -------------------------------------------------------------------------------
-
-
 def partitioned(client: Any) -> None:
     """A topic that is three: a key stays in its partition, a consumer gets all."""
     assert len(client.get_topic_partitions(named("parted"))) == 3
@@ -568,9 +547,6 @@ def pattern(client: Any) -> None:
     assert len(receive(several, 2)) == 2
 
 
-# -- schemas -----------------------------------------------------------------------------------
-
-
 def schema(client: Any) -> None:
     """Records come as they were sent; another type of schema is refused."""
     from pulsar.schema import Integer, JsonSchema, Record, String, StringSchema  # noqa: PLC0415
@@ -591,9 +567,6 @@ def schema(client: Any) -> None:
     for wrong in (JsonSchema(Other), StringSchema()):
         check_refused(client.create_producer, named("schema"), schema=wrong, error=pulsar.IncompatibleSchema)
     check_refused(client.subscribe, named("schema"), "wrong", schema=StringSchema(), error=pulsar.IncompatibleSchema)
-
-
-# -- access modes, deduplication ---------------------------------------------------------------
 
 
 def access_modes(client: Any) -> None:
@@ -629,9 +602,6 @@ def unknown_listener(url: str) -> None:
         assert pulsar.__version__ < "3.4"
     else:
         raise SystemExit("found")
-
-
-# -- who may what ------------------------------------------------------------------------------
 
 
 def authenticated(url: str, token: str) -> None:
@@ -709,9 +679,6 @@ def not_trusted(url: str, certificate: str) -> None:
     """A certificate that the client does not trust ends it."""
     client = connect(url, tls_trust_certs_file_path=certificate)
     check_refused(client.create_producer, named("tls"))
-
-
-# -- a broker that goes away -------------------------------------------------------------------
 
 
 def streaming(url: str) -> None:

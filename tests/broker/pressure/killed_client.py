@@ -49,8 +49,6 @@ class Client:
             negative_ack_redelivery_delay_ms=200, **options,
         )  # fmt: skip
 
-    # -- sending -----------------------------------------------------------------------------------
-
     def producer(self, topic: str) -> Any:
         """A producer whose sends never time out."""
         return self.client.create_producer(
@@ -86,8 +84,6 @@ class Client:
             self.note("receipt" if result == pulsar.Result.Ok else "failed", topic, text, str(result))
 
         return done
-
-    # -- receiving ---------------------------------------------------------------------------------
 
     def next(self, consumer: Any, topic: str) -> tuple[Any, str] | None:
         """The next message, if one comes soon."""

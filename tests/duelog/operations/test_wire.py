@@ -127,9 +127,6 @@ def control_of(store: DelayedStore) -> wire_server.WireServer:
     return found
 
 
-# -- who is heard ----------------------------------------------------------------------------------
-
-
 def test_the_socket_is_the_owners_alone_and_goes_with_the_store(store: DelayedStore) -> None:
     """Mode 0600 while the store is open; afterwards there is none, and no process answers."""
     mode = os.stat(store.path / "CONTROL").st_mode
@@ -175,9 +172,6 @@ def test_control_false_has_no_socket_and_no_thread(tmp_path: Path, settings: Any
         assert threading.active_count() - before == 2 * there
     with DelayedStore.open(tmp_path / "store", config, read_only=True, clock=clock):
         assert threading.active_count() == before
-
-
-# -- where a socket can be -------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -237,9 +231,6 @@ def test_a_child_after_fork_keeps_no_client_waiting(store: DelayedStore) -> None
     assert os.waitpid(child, 0)[1] == 0
     with connect(store.path) as client:
         assert client.ask("create_topic", {"topic": "t"}) is True
-
-
-# -- what is asked ---------------------------------------------------------------------------------
 
 
 NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
@@ -501,9 +492,6 @@ def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: C
     assert control_of(store)._peers == set()
 
 
-# -- bounds ----------------------------------------------------------------------------------------
-
-
 def test_a_line_has_a_limit(tmp_path: Path) -> None:
     """A request that does not end is cut off at the largest message and a MiB; its connection is closed."""
     ended, config = (BrokenPipeError, ConnectionResetError), StoreConfig(max_message_bytes=1_000)
@@ -577,8 +565,6 @@ def test_frames_at_random_do_nothing_and_others_are_answered(store: DelayedStore
         assert other.call("Topic.exists", ["u"]) is False
     gone(store)
 
-
-# -- kills -----------------------------------------------------------------------------------------
 
 OPENED = """
 import os, signal, socket, sys

@@ -81,9 +81,6 @@ def in_log(store: Path) -> list[dict[str, Any]]:
     return [row.value for row in wal_rows(store) if row.table == "RUN"]
 
 
-# -- what goes where -------------------------------------------------------------------------------
-
-
 def test_bodies_of_a_large_run_are_in_a_file_and_nowhere_else(store: DelayedStore, clock: ManualClock) -> None:
     """Neither in the log nor in LMDB once it is applied; the last run of the batch, a small one, goes with the rest."""
     sent = large(store, (0, 2, 3))
@@ -131,9 +128,6 @@ def test_markers_never_go_to_a_body_file(store: DelayedStore, clock: ManualClock
     store.tick()
     assert not body_files(store.path / "main")
     assert received(store, clock) == [b"tiny"] * 2_000
-
-
-# -- a crash, a full disk, a disk that fails -------------------------------------------------------
 
 
 def test_a_killed_store_has_what_was_sent_before_it_and_after(
@@ -217,9 +211,6 @@ def test_bodies_that_cannot_be_flushed_stop_the_store_and_nothing_names_them(
     again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
     assert received(again, clock) == sent
     store.close()
-
-
-# -- movers ----------------------------------------------------------------------------------------
 
 
 def trimmed(store: DelayedStore, clock: ManualClock) -> None:

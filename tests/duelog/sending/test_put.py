@@ -244,9 +244,6 @@ def test_a_done_that_cannot_be_used_is_refused_at_once(open_store: OpenStore, do
         open_store().topic("t").put(b"x", done=done)
 
 
-# -- numbers -----------------------------------------------------------------------------------
-
-
 def test_a_number_that_is_stored_is_a_duplicate_however_it_comes_again(open_store: OpenStore) -> None:
     """In its own group, in a later one, by `producer`, and after the store was opened again."""
     store, heard = open_store(), Heard()

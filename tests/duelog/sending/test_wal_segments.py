@@ -176,9 +176,6 @@ def test_partitions_are_applied_soon_after_the_clock_was_set_back(store: Delayed
     assert not unapplied(store)
 
 
-# -- no space --------------------------------------------------------------------------------------
-
-
 def no_segment(patch: pytest.MonkeyPatch) -> None:
     """No segment can be made, nor an old one be used again."""
 

@@ -61,9 +61,6 @@ def everything(store: DelayedStore, clock: ManualClock) -> list[bytes]:
     return sorted(found)
 
 
-# -- groups ----------------------------------------------------------------------------------------
-
-
 def test_messages_sent_together_are_one_group(store: DelayedStore) -> None:
     """With the ids that they are told, in as many partitions as there are; nothing is applied for it."""
     before = len(in_wal(store))
@@ -160,9 +157,6 @@ def test_a_message_that_is_larger_than_the_log_is_taken(open_store: OpenStore, t
     assert max((store.path / "wal").iterdir()).stat().st_size <= 32 << 10
 
 
-# -- durability ------------------------------------------------------------------------------------
-
-
 class Flushes:
     """Counts flushes of the write-ahead log."""
 
@@ -225,9 +219,6 @@ def test_what_relaxed_sends_left_unflushed_is_flushed_in_time_and_before_a_commi
     assert flushes.count == 2
     store._engine.storage.main.commit(lambda _: None)
     assert flushes.count == 2
-
-
-# -- interrupts and other processes ----------------------------------------------------------------
 
 
 def test_an_interrupted_leader_leaves_the_others_their_places(

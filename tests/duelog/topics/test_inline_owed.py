@@ -67,9 +67,6 @@ def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_beh
     assert payloads(subscription) == [b"ahead", b"behind"]
 
 
-# -- beginning at the latest, and seeks ----------------------------------------------------------------
-
-
 def begin_at_the_latest(store: DelayedStore, how: str) -> Subscription:
     """A subscription that begins at the latest now: a new one, or one that is there and sought."""
     if how == "new":

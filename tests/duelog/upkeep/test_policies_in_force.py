@@ -21,9 +21,6 @@ def sent(store: DelayedStore, topic: str, subscription: str, count: int = 1) -> 
     return consumer
 
 
-# -- compare and set ---------------------------------------------------------------------------------
-
-
 def test_a_lost_race_for_policies_raises_an_error_that_names_both(store: DelayedStore) -> None:
     """The error has the expected and the present policies, and nothing is set."""
     mine = Policies(retention_ms=5)
@@ -70,9 +67,6 @@ def test_one_field_is_set_and_unset_without_the_others(open_store: OpenStore) ->
             store.update_policies(topic="t", **wrong)
         assert caught.value.field in (*wrong, "policy")
     assert store.policies(topic="t") is None
-
-
-# -- scopes ------------------------------------------------------------------------------------------
 
 
 def test_what_is_of_a_topic_cannot_be_set_for_a_subscription(store: DelayedStore) -> None:

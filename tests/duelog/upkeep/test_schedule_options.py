@@ -53,9 +53,6 @@ def hours(*numbers: int) -> list[int]:
     return [START_MS + number * HOUR_MS for number in numbers]
 
 
-# -- nicknames ---------------------------------------------------------------------------------------
-
-
 NICKNAMES: list[tuple[str, str]] = [
     ("@hourly", "0 * * * *"), ("@daily", "0 0 * * *"), ("@midnight", "0 0 * * *"), ("@weekly", "0 0 * * 0"),
     ("@monthly", "0 0 1 * *"), ("@yearly", "0 0 1 1 *"), (" @Annually ", "0 0 1 1 *"),
@@ -88,9 +85,6 @@ def test_daily_is_midnight_of_the_zone_over_changes_of_its_clock(open_store: Ope
             found.append((next_ms - at_ms) // HOUR_MS)
             at_ms = next_ms
         assert found == lengths
-
-
-# -- bad input ---------------------------------------------------------------------------------------
 
 
 REFUSED: list[tuple[dict[str, object], str, str]] = [
@@ -148,9 +142,6 @@ def test_a_schedule_that_is_refused_leaves_the_one_of_its_name_as_it_is(store: D
     assert [message.message_id for message in topic.scheduled()] == [made.next_id]
 
 
-# -- the end -----------------------------------------------------------------------------------------
-
-
 def test_a_schedule_ends_after_so_many_messages_and_is_not_begun_again_by_asking_for_the_same(
     open_store: OpenStore, clock: ManualClock
 ) -> None:
@@ -194,8 +185,6 @@ def test_a_pause_after_the_last_message_fired_and_before_the_end_was_noted_sends
         clock.advance(DAY_MS)
         assert len(received(store, consumer)) == 1
 
-
-# -- jitter ------------------------------------------------------------------------------------------
 
 CRONS = ("*/7 * * * *", "30 2 * * *", "0,1 3 * * *", "15 1-3 * * SUN", "0 30 2 * * *", "30 * * * *")
 TABLES = st.one_of(
@@ -254,9 +243,6 @@ def test_what_was_missed_is_what_going_through_all_occurrences_finds(
     }[misfires]
     assert list(rule.late(begin.nominal_ms, now_ms, misfired=misfired)) == expected
     assert rule.following(begin.nominal_ms, now_ms) == each
-
-
-# -- misfires ----------------------------------------------------------------------------------------
 
 
 def test_a_message_that_is_late_by_less_than_the_grace_is_no_misfire(
@@ -360,8 +346,6 @@ def test_a_removed_schedule_takes_back_what_is_too_late_and_has_not_fired(
         assert received(store, consumer) == []
 
 
-# -- kills -------------------------------------------------------------------------------------------
-
 CHILD = """
 import sys
 from duelog import DelayedStore, ManualClock, StoreConfig
@@ -408,9 +392,6 @@ def test_killed_at_each_commit_of_making_up_for_a_stop_none_is_missed_and_none_c
         "latest": hours(*ends),
         "skip": hours(*(hour for end in ends for hour in (end - 1, end))),
     }
-
-
-# -- what is told ------------------------------------------------------------------------------------
 
 
 def test_an_occurrence_names_its_schedule_wherever_it_is_seen(

@@ -281,9 +281,6 @@ def test_nothing_is_printed_where_logging_is_not_configured() -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("duelog").handlers)
 
 
-# -- the thread ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def watched() -> WatchedManualClock:
     """The clock of `threaded`, which counts the threads that wait by it."""

@@ -314,9 +314,6 @@ def test_a_coroutine_that_waits_is_not_collected(bench: Bench) -> None:
     assert worker.stop() == 1
 
 
-# -- stopping ------------------------------------------------------------------------------------
-
-
 def test_stopping_waits_for_what_runs_and_takes_nothing_new(bench: Bench) -> None:
     """Running messages are acknowledged; the others stay where they were."""
     bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
@@ -437,9 +434,6 @@ def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
         assert consumer.receive()[0].redelivery_count == 0
 
 
-# -- what goes wrong -----------------------------------------------------------------------------
-
-
 def test_a_store_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run any more, and no signal is needed."""
 
@@ -509,8 +503,6 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench, m
     worker.stop()
     assert {letter.payload for letter in bench.store.dead_letters()} == {b"x"}
 
-
-# -- a worker keeps its concurrency --------------------------------------------------------------
 
 OUTSIDE = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
 """Exceptions that the library does not raise, and those that are no Exception."""
@@ -627,9 +619,6 @@ def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(bench: Benc
     assert backlog(bench.store, "t") == 0
 
 
-# -- the log -------------------------------------------------------------------------------------
-
-
 def test_a_worker_logs_its_start_and_its_end_in_a_line_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Version, store and tasks; then how long it ran and what became of messages."""
     caplog.set_level("INFO", "duelog.worker")
@@ -722,9 +711,6 @@ def test_what_is_given_back_is_counted_in_the_right_number(
     assert worker.stop() == count
     bench.gate.open()
     assert f"worker worker: {said}" in [record.getMessage() for record in caplog.records]
-
-
-# -- a handler that hangs ------------------------------------------------------------------------
 
 
 @KINDS

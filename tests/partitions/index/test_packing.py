@@ -115,9 +115,6 @@ def test_entries_in_the_window_are_not_waiting_to_be_packed() -> None:
     assert not growing.index.is_worth_packing(5_000)
 
 
-# -- what leaves buckets packed, what unpacks them, and that their memory goes with them --------------
-
-
 MINUTES = 12
 EACH = 5
 
@@ -196,9 +193,6 @@ def test_a_bucket_with_another_number_of_entries_than_it_says_is_a_bug() -> None
     slab = Slab(BitMap([1, 2]).serialize())
     with pytest.raises(BrokenInvariant, match="3 entries, of which 2"):
         PackedBucket(slab, slab.bytes, 3, 10).bitmap()
-
-
-# -- what they take ------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is told by Linux alone")

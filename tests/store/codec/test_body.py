@@ -32,9 +32,6 @@ messages = st.builds(
 )
 
 
-# -- refusals ----------------------------------------------------------------------------------
-
-
 def test_a_naive_datetime_and_a_text_payload_are_told_what_to_do() -> None:
     """The two commonest mistakes get a reason that helps."""
     with pytest.raises(InvalidMessage, match="tzinfo"):
@@ -86,9 +83,6 @@ def test_the_longest_key_is_taken() -> None:
     """64 KiB of UTF-8, whatever its number of characters."""
     for key in ("x" * MAX_KEY_BYTES, "ü" * (MAX_KEY_BYTES // 2), ""):
         assert decode_body(encode_one(Message(b"", key=key), NOW, LIMIT)[1])[2] == key
-
-
-# -- bodies ------------------------------------------------------------------------------------
 
 
 def expected_body(message: Message, extra: dict[str, Any] | None = None) -> bytes:

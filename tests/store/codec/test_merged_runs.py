@@ -147,9 +147,6 @@ def test_markers_between_messages_stay_runs_of_their_own() -> None:
     assert [key for key, _, _ in found] == [KEY(0), KEY(2), KEY(3), KEY(4)]
 
 
-# -- scattered batches ---------------------------------------------------------------------------
-
-
 def groups_of(logs: list[tuple[int, Messages]]) -> tuple[np.ndarray, Bodies, list[tuple[int, int, int]]]:
     """Due times and bodies of logs, by (start of the partition, messages), and the groups of them."""
     dues = np.array([start_ms + due for start_ms, messages in logs for due, _ in messages], dtype=np.int64)

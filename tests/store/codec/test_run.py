@@ -180,9 +180,6 @@ def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, b
     assert seal_run(key, fields_of_message(base_ms, base_ms + offset, body, early=early), [body]) == many
 
 
-# -- cutting a batch into runs -----------------------------------------------------------------
-
-
 def cuts(dues: list[int], sizes: list[int], **limits: Any) -> list[tuple[int, int]]:
     """`cut` with limits that do not matter unless given."""
     options: dict[str, Any] = {"max_entries": 1000, "max_bytes": 1 << 30, "base_ms": 0, **limits}
@@ -218,9 +215,6 @@ def test_a_batch_is_cut_as_late_as_the_rules_allow(
             start = limit
     found = cuts(dues, sizes, max_entries=max_entries, max_bytes=max_bytes, base_ms=0 if based else None)
     assert found == expected
-
-
-# -- a run without some of its bodies ----------------------------------------------------------
 
 
 def thin(bodies: list[bytes], conditional: bool = False) -> bytes:

@@ -22,8 +22,6 @@ from tests.conftest import in_threads
 from tests.store import commits
 from tests.store.commits import BULK, KEY, PATIENCE_S, outcomes_of, putting, raw_value, spy_on, until
 
-# -- group commits ----------------------------------------------------------------------------
-
 
 def test_a_failing_unit_of_work_harms_no_neighbour(environment: Environment) -> None:
     """Its puts are not stored, its callback is not called, its error reaches its caller alone; others are stored."""
@@ -60,9 +58,6 @@ def test_writing_inside_a_read_transaction_is_refused(environment: Environment) 
     """It could wait for ever for a map that cannot grow while it reads."""
     with environment.read(), pytest.raises(BrokenInvariant, match="inside a read"):
         environment.write(putting(KEY, b"v"))
-
-
-# -- growth ------------------------------------------------------------------------------------
 
 
 def test_a_full_map_grows_under_readers(environment: Environment) -> None:
@@ -145,9 +140,6 @@ def test_a_map_at_its_bound_is_full_and_goes_on_when_there_is_space(
     assert environment.get(b"\x01old") == environment.get(b"\x01small") == b"v"
 
 
-# -- life --------------------------------------------------------------------------------------
-
-
 def test_close_waits_for_readers(environment: Environment) -> None:
     """A reader finishes in peace; a later one is refused."""
     environment.write(putting(KEY, b"v"))
@@ -179,9 +171,6 @@ def test_close_waits_for_the_commit_under_way(environment: Environment) -> None:
     again = Environment(environment.path, name="main")
     assert again.get(KEY) == b"v"
     again.close()
-
-
-# -- interrupts --------------------------------------------------------------------------------
 
 
 def interrupting(transaction: Transaction) -> None:
@@ -235,9 +224,6 @@ def test_an_interrupt_between_commit_and_memory_closes_for_writing(environment: 
     with pytest.raises(StoreFailed, match="KeyboardInterrupt"):
         environment.write(putting(KEY, b"w"))
     assert environment.get(KEY) == b"v"
-
-
-# -- commits that fail -------------------------------------------------------------------------
 
 
 def test_a_commit_in_doubt_closes_for_writing_and_reading_goes_on(environment: Environment) -> None:
@@ -356,9 +342,6 @@ def test_close_waits_for_a_sync_that_another_thread_is_at(tmp_path: Path) -> Non
     assert environment._released
 
 
-# -- guards ------------------------------------------------------------------------------------
-
-
 def in_child(action: Callable[[], object]) -> str:
     """Run `action` in a forked child; the class of what it raised, or an empty string."""
     reading, writing = os.pipe()
@@ -432,9 +415,6 @@ def test_a_run_before_the_last_is_inserted_in_its_place(environment: Environment
     with environment.read() as raw:
         keys = [bytes(key) for key in raw.cursor().iternext(values=False)]
     assert keys == [run_key(*place) for place in ((3, 0), (3, 5), (4, 0), (9, 0), (9, 1))]
-
-
-# -- files that LMDB must not see --------------------------------------------------------------
 
 
 def filled(path: Path) -> Path:

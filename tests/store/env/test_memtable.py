@@ -313,9 +313,6 @@ def fill(transaction: Transaction) -> None:
     raise lmdb.MapFullError("full")
 
 
-# -- views -----------------------------------------------------------------------------------------
-
-
 class Views(RuleBasedStateMachine):
     """Readers that begin at any time beside groups and commits: each finds all rows there were, each once, in order."""
 

@@ -152,9 +152,6 @@ def test_a_ledger_ends_at_the_last_entry_id_there_can_be(environment: Environmen
     assert tail(environment, 7) == MAX_ENTRY_ID
 
 
-# -- the end of a ledger -----------------------------------------------------------------------
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 10)), min_size=1, max_size=25))
 def test_the_end_of_every_ledger_is_found(
@@ -197,9 +194,6 @@ def test_a_damaged_body_or_an_earlier_damaged_run_moves_no_end(environment: Envi
     damage(environment, 7, 4, at=-1)
     damage(environment, 7, 0, at=20)
     assert tail(environment, 7) == 6
-
-
-# -- reading -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)

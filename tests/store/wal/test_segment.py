@@ -164,9 +164,6 @@ def test_numbers_of_segments_are_read_from_their_names(tmp_path: Path) -> None:
     assert numbers_in(tmp_path / "nowhere") == []
 
 
-# -- damage ----------------------------------------------------------------------------------------
-
-
 def test_a_segment_of_another_store_is_refused(tmp_path: Path) -> None:
     """By reader and writer."""
     make_segment(tmp_path, 7, [[1]])
@@ -300,9 +297,6 @@ def test_a_flipped_bit_changes_no_row(
     else:
         assert numbers(found.groups) in (groups, groups[:-1])
         assert not found.ended
-
-
-# -- salvage ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

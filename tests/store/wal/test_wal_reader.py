@@ -115,9 +115,6 @@ def test_a_copy_of_a_log_is_read_like_the_log(log: Path, tmp_path: Path) -> None
         assert [group.number for group in found.groups] == [group.number for group in kept]
 
 
-# -- following -------------------------------------------------------------------------------------
-
-
 def test_a_follower_reads_on_where_it_stopped(tmp_path: Path) -> None:
     """Over segments, and into one that is made meanwhile; it gives all that is there each time."""
     follower = WalFollower(tmp_path, STORE_ID)

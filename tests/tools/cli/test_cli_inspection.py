@@ -118,9 +118,6 @@ def test_tables_are_not_cut_where_the_output_is_no_terminal(store: Path) -> None
     assert f"\n{'x' * 120} " in ok("stats", store)
 
 
-# -- check ---------------------------------------------------------------------------------------
-
-
 def test_check_of_a_sound_store_says_so_and_exits_with_0(store: Path) -> None:
     """Nothing but what is late by the machine's clock on standard output, a count on standard error."""
     result = run("check", store, "--deep")

@@ -38,9 +38,6 @@ from tests.tools.command_line import (
 COMMANDS = ["send", "receive", "import", "scheduled", "stats", "partitions", "check", "dump", "demo"]
 
 
-# -- beside a writing process --------------------------------------------------------------------
-
-
 @pytest.fixture
 def written(path: Path) -> Iterator[Path]:
     """A store that another process has open for writing, with messages in it."""
@@ -85,9 +82,6 @@ def test_a_command_that_needs_the_store_for_itself_says_why_in_one_line(written:
     assert done.stderr.count("\n") == 1
 
 
-# -- in a shell ----------------------------------------------------------------------------------
-
-
 def test_a_pipe_that_closes_early_is_no_error(path: Path) -> None:
     """`duelog dump data | head` ends quietly, with the status of what SIGPIPE kills."""
     with make_store(path) as store:
@@ -114,9 +108,6 @@ def test_interrupting_a_waiting_receive_leaves_the_store_usable(path: Path) -> N
     assert waiting.returncode == 130
     assert json_lines_of("receive", "--create", path, "t", "mailer", "--timeout", 0) == []
     assert run("check", path).exit_code == 0
-
-
-# -- help and version ----------------------------------------------------------------------------
 
 
 def test_the_console_script_is_this_program_in_the_version_of_the_package() -> None:

@@ -14,9 +14,6 @@ def look(path: Path) -> DelayedStore:
     return DelayedStore.open(path, clock=ManualClock(PAST_MS), read_only=True)
 
 
-# -- send ----------------------------------------------------------------------------------------
-
-
 def test_send_makes_a_store_and_keeps_every_field_of_the_message(path: Path) -> None:
     """Payload, key, properties and due time are what was asked for."""
     sent = json_of("send", "--create", path, "reminders", "pay", "--at", "2100-01-01T00:00:00Z", "--key", "order-17",
@@ -84,9 +81,6 @@ def test_send_makes_a_store_of_an_empty_directory_and_of_no_other(tmp_path: Path
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     refused("send", "--create", tmp_path / "mine", "t", "x")
     assert [child.name for child in (tmp_path / "mine").iterdir()] == ["notes.txt"]
-
-
-# -- receive -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

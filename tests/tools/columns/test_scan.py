@@ -179,9 +179,6 @@ def test_a_scan_until_before_from_is_refused() -> None:
         Wanted.of(due_from_ms=6, due_until_ms=5)
 
 
-# -- sealed generations --------------------------------------------------------------------------
-
-
 def test_a_sealed_generation_is_read_beside_the_process_that_has_the_store_open(tmp_path: Path) -> None:
     """No lock is taken: a directory that may not be written to is read as well."""
     with WritingProcess(tmp_path / "store") as process:

@@ -35,9 +35,6 @@ def pending_counted(trace: Trace, now_ms: int) -> int:
     )
 
 
-# -- the trace -------------------------------------------------------------------------------------
-
-
 def test_the_last_five_years_are_counted_back_from_the_last_message() -> None:
     """The default of the demo begins five years to the day before the trace ends."""
     whole = load_trace()
@@ -48,18 +45,12 @@ def test_the_last_five_years_are_counted_back_from_the_last_message() -> None:
     assert (whole.due_days(DAY_MS), recent.due_days(DAY_MS)) == (6_010, 1_377)
 
 
-# -- the audit -------------------------------------------------------------------------------------
-
-
 def test_an_audit_counts_what_is_not_of_the_trace() -> None:
     """A payload that was not sent, and one under another's key, are foreign and not received."""
     trace = made([(0, 5)])
     audit = Audit(trace)
     audit.received(9_000, [(b"nothing", "nothing"), (trace.ids[0].encode(), "another"), (trace.ids[0].encode(), None)])
     assert (audit.verdict().foreign, audit.verdict().lost) == (3, 1)
-
-
-# -- the replay ------------------------------------------------------------------------------------
 
 
 def test_a_slice_of_the_trace_goes_through_and_verifies(trace: Trace, tmp_path: Path) -> None:
@@ -151,9 +142,6 @@ def test_messages_handed_out_in_another_order_are_found_out(
     monkeypatch.setattr(Subscription, "receive", receive)
     figures, _ = replay_trace(tmp_path / "store", trace)
     assert list(problems(figures)) == ["disordered"]
-
-
-# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

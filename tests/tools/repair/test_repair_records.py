@@ -179,8 +179,6 @@ def test_a_partition_that_is_not_in_the_catalog_and_holds_nothing_is_removed_at_
     assert list((path / "partitions").iterdir()) == []
 
 
-# -- frontiers and markers ---------------------------------------------------------------------
-
 FIRED = [b"%d" % number for number in range(3_000)]
 
 
@@ -277,9 +275,6 @@ def test_messages_whose_run_cannot_be_read_are_counted_exactly(tmp_path: Path) -
         assert report.lost == count
         assert len(delivered(whole)) == 6_000 - count
         shutil.rmtree(whole)
-
-
-# -- cancellations -----------------------------------------------------------------------------
 
 
 @pytest.fixture
