@@ -17,7 +17,15 @@ from typing import TypeVar
 
 from ... import DelayedStore
 from ...replica.following import Standby, failure_of, serve_at
-from ...store.errors import Deposed, NotLeader, NotReplicated, ReplicaDamaged, ReplicaUnreachable
+from ...store.errors import (
+    Deposed,
+    InvalidArgument,
+    NotLeader,
+    NotReplicated,
+    ReplicaDamaged,
+    ReplicaUnreachable,
+    StoreFailed,
+)
 from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
 from ..lookup.topic_lookup import Urls
@@ -64,7 +72,9 @@ class Turns:
                 try:
                     await self._lead()
                     await self._give_way()
-                except Deposed as error:  # by one that was first: this process follows it
+                except (Deposed, StoreFailed) as error:  # another was first: this process follows it
+                    if not isinstance(error, Deposed) and not isinstance(error.__cause__, Deposed):
+                        raise
                     _log.warning("%s", error)
                 except (NotLeader, NotReplicated, ReplicaUnreachable) as error:  # it leads, unless another does by now
                     _log.warning("%s", error)
@@ -108,12 +118,13 @@ class Turns:
 
     async def _give_way(self) -> None:
         """Where this machine was handed over, and has resigned: wait for another to lead, as long as the lease."""
-        at = None if self._ended.is_set() else await self._call(self._standby.resigned_at)
         until = asyncio.get_running_loop().time() + self._standby.lease_ms / 1000
-        while at is not None and not self._ended.is_set() and asyncio.get_running_loop().time() < until:
-            if await self._call(partial(self._standby.is_followed, at)):
-                return
-            await self._pause()
+        with suppress(ReplicaUnreachable, ReplicaDamaged):
+            at = None if self._ended.is_set() else await self._call(self._standby.resigned_at)
+            while at is not None and not self._ended.is_set() and asyncio.get_running_loop().time() < until:
+                if await self._call(partial(self._standby.is_followed, at)):
+                    return
+                await self._pause()
 
     async def _lead(self) -> None:
         store = await self._call(self._open_store)
@@ -161,7 +172,7 @@ class _Way:
                 await self._proxy.start()
             if self._target is not None and self._listen is not None:
                 self._server = await asyncio.start_server(self._pass_on, *self._listen)
-        except OSError as error:
+        except (OSError, InvalidArgument) as error:
             _log.warning("clients are not passed on to %s: %s", self.address, error)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

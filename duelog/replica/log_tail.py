@@ -91,11 +91,16 @@ class KeptLog:
             self._removed = {path: self._removed.get(path, end) for path in alone}
             for path, place in self._removed.items():
                 if place <= shipped:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
 
     def _bodies_alone(self) -> list[Path]:
         """The body files that are kept for the copy alone."""
-        return [path for path in body_files(self._directory).values() if path.stat().st_nlink == 1]
+        alone = []
+        for path in body_files(self._directory).values():
+            with suppress(FileNotFoundError):
+                if path.stat().st_nlink == 1:
+                    alone.append(path)
+        return alone
 
     @property
     def bytes(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 import duelog
 from duelog import DelayedStore
-from duelog.errors import NotLeader
+from duelog.errors import Deposed, NotLeader, StoreFailed
 from tests.duelog.replica.machines import WITHIN_S, Machines
 from tests.tools.command_line import json_of, ok, refused
 
@@ -21,9 +21,11 @@ pytest.importorskip("obstore", reason="needs duelog[replica]")
 
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker
-from duelog.broker.server.turns import Turns
+from duelog.broker.server.turns import Turns, _Way
 
 DAY_S = 86_400
+DEPOSED, FAILED = StoreFailed(Path("data"), "deposed"), StoreFailed(Path("data"), "Input/output error")
+DEPOSED.__cause__ = Deposed("s3://b/x", "another machine has taken over")
 
 
 def free_port() -> int:
@@ -152,8 +154,9 @@ def test_a_standby_without_a_copy_is_refused(tmp_path: Path) -> None:
     assert "--replica" in refused("serve", tmp_path / "store", "--standby")
 
 
-def test_a_machine_whose_lease_passes_while_it_opens_its_store_tries_again() -> None:
-    """Or follows, where another leads by then. Before, the process failed."""
+@pytest.mark.parametrize("failure", [NotLeader("s3://b/x", "the lease was not renewed in time"), DEPOSED, FAILED])
+def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(failure: Exception) -> None:
+    """As it opens its store, or closes it. Before, one that was deposed amid a call ended as if its disk had failed."""
     opened = list[str]()
 
     class Leads:
@@ -162,12 +165,30 @@ def test_a_machine_whose_lease_passes_while_it_opens_its_store_tries_again() -> 
         def begin(self) -> bool:
             return True
 
-    def slow() -> NoReturn:
+    def fails() -> NoReturn:
         opened.append("")
         if len(opened) == 2:
             turns._ended.set()
-        raise NotLeader("s3://b/x", "the lease was not renewed in time")
+        raise failure
 
-    turns = Turns(Leads(), BrokerConfig(), slow, Broker, print)  # type: ignore[arg-type]
+    turns = Turns(Leads(), BrokerConfig(), fails, Broker, print)  # type: ignore[arg-type]
+    if failure is FAILED:
+        with pytest.raises(StoreFailed):
+            asyncio.run(turns.run())
+        return
     asyncio.run(turns.run())
     assert len(opened) == 2
+
+
+def test_a_standby_whose_address_is_in_use_follows_on(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so; clients come to it by no way meanwhile. Before, the process ended."""
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        way = _Way("pulsar://leader:6650", BrokerConfig(bind_address="localhost", broker_service_port=port), None)
+
+        async def run() -> None:
+            await way.open()
+            await way.close()
+
+        asyncio.run(run())
+    assert "another program listens there" in caplog.text
