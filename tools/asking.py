@@ -11,19 +11,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..operations.operation import Ask
-from ..operations.operations import Asked, Operations
+from ..operations.operation import Ask, Right
+from ..operations.operations import OPERATIONS, Asked, Operations
 from ..operations.wire import Disconnected, Refused
 from ..operations.wire_client import Connection, is_closing
-from ..store.errors import AlreadyOpen, StoreLocked
+from ..store.errors import AlreadyOpen, InvalidArgument, StoreLocked, UnknownSubscription
+from ..store.names import TopicName
 from .values import alone, open_to_read, open_to_write, require_store
 
 if TYPE_CHECKING:
     from .. import DelayedStore
-from ..operations.operation import Right
-from ..operations.operations import OPERATIONS
-from ..store.errors import InvalidArgument, UnknownSubscription
-from ..store.names import TopicName
 
 T = TypeVar("T")
 

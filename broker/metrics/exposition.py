@@ -30,7 +30,7 @@ from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ from ...store.files.directory import disk_parts
 from ...store.names import TopicName
 from ..consume.consumers import Consumers
 from ..consume.pump import INDIVIDUAL, Dispatched
-from ..listing.memory_limits import BROKER_PREFIX, DualMemoryLimiter
+from ..listing.memory_limits import BROKER_PREFIX, FIGURES, DualMemoryLimiter
 from ..produce.producers import Producers
 from ..produce.sends import Figures, OpenProducer
 from ..protocol.loop_calls import LoopCalls, Workers
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     from ...metrics import StoreMetrics
     from ...store.received_messages import ReceivedMessages
     from ...topics.topic_events import TopicEvent
-from typing import NamedTuple
-
-from ..listing.memory_limits import FIGURES
 
 CLUSTER = ("cluster",)
 NAMESPACE = ("cluster", "namespace")
@@ -202,7 +199,6 @@ PROCESS = (
 METRICS = (*BROKER, *ENGINE, *LIMITS, *PROCESS)
 
 BY_NAME = {each.name: each for each in METRICS}
-
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
