@@ -133,8 +133,6 @@ def setup(app: Any) -> None:
     app.connect("missing-reference", find_public)
 
 
-# -- documents ---------------------------------------------------------------------------------
-
 _MENTION = re.compile(r"(?<![\w/\[(`.-])docs/(\w+)\.md(?![\w`\])])")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`|^    .*$)", re.MULTILINE | re.DOTALL)
 
@@ -178,9 +176,6 @@ class Site(StandaloneHTMLBuilder):
 
 def _page_name(document: str) -> str:
     return "index" if document == root_doc else document
-
-
-# -- the reference -----------------------------------------------------------------------------
 
 
 def write_reference() -> None:

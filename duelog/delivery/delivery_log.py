@@ -137,8 +137,6 @@ class DeliveryLog:
         self._files.append(target)
         return True
 
-    # -- upkeep ------------------------------------------------------------------------------------
-
     @property
     def worn(self) -> bool:
         """True if there are full files that `carry` would remove."""

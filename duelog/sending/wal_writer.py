@@ -120,8 +120,6 @@ class WalWriter:
         value: T = self._queue.run(_Change(work, alone=alone, makes_space=makes_space))
         return value
 
-    # -- leading -----------------------------------------------------------------------------------
-
     def _admit(self) -> None:
         if self._main.failed is not None:
             raise self._main.failed
@@ -264,8 +262,6 @@ class WalWriter:
         while first:
             first = self._commit(first)
         return units[middle:]
-
-    # -- segments and checkpoints ------------------------------------------------------------------
 
     @property
     def segments(self) -> WalSegments:
