@@ -142,7 +142,7 @@ class Upkeep:
         trimming = Trimming(storage, topics, agenda, flusher, policies)
         tasks = Tasks(self.recurring, expiry, trimming, Adopting(storage, topics, clock), IdSweep(storage, topics))
         self.maintenance = Maintenance(
-            storage, clock, firing, flusher, delivery.quarantine, engine.wal_writer, tasks, agenda.wake
+            storage, clock, firing, flusher, delivery.quarantine, engine.wal_writer, tasks, engine.waking.wakeups
         )
         self.policy_changes = PolicyChanges(policies, topics, agenda, expiry, clock, agenda.wake)
         self.removal = Removal(main, topics, agenda, firing, self.maintenance, self.policy_changes, engine.topic_events)
@@ -162,7 +162,7 @@ class Engine:
         self.storage, self.clock, self.lock = storage, clock, recovered.lock
         self.state = OpenState(path)
         scheduler = Scheduler(clock, storage.main) if _has_thread(storage, clock) else None
-        agenda = TrimAgenda(_nothing if scheduler is None else scheduler.wake)
+        agenda = TrimAgenda(lambda: self.waking.wakeups.ask())  # noqa: PLW0108 - made below, of the topics
         self.topic_events = TopicEvents(path)
         delivery_log = None if storage.read_only else DeliveryLog(path, storage.store_id)
         self.topics = Topics(storage.main, config, agenda, self.topic_events, delivery_log, read_only=storage.read_only)
@@ -334,9 +334,9 @@ class Engine:
         with self.upkeep.maintenance.lock:
             return self.delivery.firing.loaded.save_all(self.clock.now_ms())
 
-    def slice(self) -> tuple[TickResult, bool]:
+    def slice(self, *, if_due: bool = False) -> tuple[TickResult, bool]:
         self.check_writable()
-        return self.upkeep.maintenance.slice()
+        return self.upkeep.maintenance.slice(if_due=if_due)
 
     def start_control(self, store: object, operations: Ask) -> None:
         """Listen at the control socket if the store is configured to have one. A second call is a no-op.

@@ -425,7 +425,7 @@ class Subscription:
                 stopped = engine.waking.scheduler.error
             else:
                 try:
-                    done, more = engine.slice()
+                    done, more = engine.slice(if_due=True)
                     due_ms = done.next_due_ms
                 except (StoreFull, ClockJumped) as error:
                     stopped = error

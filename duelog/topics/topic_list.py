@@ -31,7 +31,7 @@ class TrimAgenda:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
-        """Wakes the scheduler, where there is one."""
+        """Has the upkeep look again."""
         self._due: TimerQueue[int] = TimerQueue()  # topic ids
         self._lock = threading.Lock()
 

@@ -38,6 +38,7 @@ from ..topics.ack_flusher import AckFlusher
 from .policies_in_force import Expiry
 from .reclaiming import Adopting, IdSweep, Trimming
 from .recurring import Recurring
+from .scheduler import Wakeups
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Tasks:
 
 @dataclass(eq=False, repr=False)
 class Maintenance:
-    """The upkeep of one open store. `_wake` wakes the scheduler; `_wal_writer` is None in a read-only store."""
+    """The upkeep of one open store. `_wal_writer` is None in a read-only store."""
 
     _storage: Storage
     _clock: StoreClock
@@ -94,7 +95,7 @@ class Maintenance:
     _quarantine: Quarantine
     _wal_writer: WalWriter | None
     tasks: Tasks
-    _wake: Callable[[], None]
+    _wakeups: Wakeups
 
     def __post_init__(self) -> None:
         self._main = self._storage.main
@@ -110,6 +111,8 @@ class Maintenance:
         self._seen: tuple[int, float] | None = None
         self._full: StoreFull | None = None
         """The first of the slice: later steps may free space, so it is raised at the end."""
+        self._next_ms: int | None = 0
+        """When the last slice said that there is more; 0: it did not come to its end, or the clock was set back."""
         self._deletion_holds = 0
         """Number of `deletions_held` blocks under way."""
 
@@ -131,21 +134,26 @@ class Maintenance:
             result = replace(following, **sums)
         return result
 
-    def slice(self) -> tuple[TickResult, bool]:
+    def slice(self, *, if_due: bool = False) -> tuple[TickResult, bool]:
         """Run a slice of a tick, and return whether there is more; `next_due_ms` is then now, or when to go on.
 
-        Raises as `tick`, and DuelogError where not even the time could be told, or when to go on.
+        if_due: not before that time, unless something has asked for it since, as the scheduler's thread does. Raises as
+        `tick`, and DuelogError where not even the time could be told, or when to go on.
         """
         with self.lock:
             if self._main.failed is not None:
                 raise self._main.failed
             try:
                 now_ms = self._time()
+                if if_due and not self._wakeups.asked and (self._next_ms is None or now_ms < self._next_ms):
+                    return TickResult(0, 0, 0, 0, 0, self._next_ms), False
+                self._wakeups.asked, self._next_ms = False, 0
                 result, more = self._slice(now_ms)
             except Exception as error:
                 raise self._stopped(error)  # noqa: B904 - its cause is set
             if self._full is not None:
                 raise self._full
+            self._next_ms = 0 if more else result.next_due_ms
             self.suspensions.succeeded(UPKEEP, now_ms)
             return result, more
 
@@ -248,6 +256,7 @@ class Maintenance:
                 raise ClockJumped(seen_ms, now_ms, bound_ms)
         if self._seen is not None and now_ms < self._seen[0]:
             self._clock.raise_to(self._firing.recorded_ms)
+            self._next_ms = 0
         self._seen = (now_ms, passed_ms)
         return max(now_ms, self._clock.mark_ms)
 
@@ -323,7 +332,7 @@ class Maintenance:
         finally:
             with self.lock:
                 self._deletion_holds -= 1
-            self._wake()
+            self._wakeups.wake()
 
     def delete_released(self, starts: Sequence[int]) -> None:
         """Delete the partitions at `starts`, which have no references. REQUIRES: the lock."""

@@ -136,12 +136,19 @@ class Wakeups(StoreListener):
     _suspensions: Suspensions
     _clock: StoreClock
     _scheduler: Scheduler | None
+    asked: bool = True
+    """Set by `ask`, until a slice of the upkeep begins."""
 
-    def wake(self) -> None:
-        """Have the scheduler, or receivers, look again: a message may be due earlier than they wait for."""
+    def ask(self) -> None:
+        """Have the upkeep look again: it may have something to do before the time that it knows."""
+        self.asked = True
         if self._scheduler is not None:
             self._scheduler.wake()
-        elif not isinstance(self._clock.wrapped, ManualClock):  # receivers without a thread do not wait by one
+
+    def wake(self) -> None:
+        """`ask`, and have receivers that wait without a thread look again: a message may be due earlier."""
+        self.ask()
+        if self._scheduler is None and not isinstance(self._clock.wrapped, ManualClock):
             self._topics.wake_receivers()
 
     def partition_created(self, start_ms: int) -> None:

@@ -353,12 +353,12 @@ class Machine(RuleBasedStateMachine):
         except StoreFull:
             self.store.tick()
 
-    def _slice(self, run: Callable[[], tuple[TickResult, bool]]) -> tuple[TickResult, bool]:
+    def _slice(self, run: Callable[..., tuple[TickResult, bool]], *, if_due: bool = False) -> tuple[TickResult, bool]:
         """Stands in for a slice of a tick: the twin does the same at once."""
         now_ms = self.twin.now_ms
         with recorded() as appended:
             try:
-                result, more = run()
+                result, more = run(if_due=if_due)
             except BaseException:
                 self._advance(now_ms, appended, complete=False, failed=True)
                 for counter in SLICE_COUNTERS:  # what came after a commit may have been left out

@@ -11,6 +11,7 @@ import pytest
 from duelog import Clock, DelayedStore, ManualClock, StoreConfig
 from duelog.errors import ClockJumped
 from duelog.store.codec.format import RUN_PREFIX
+from duelog.upkeep.maintenance import Maintenance, TickResult
 from tests.conftest import START_MS, OpenStore
 
 HOUR_MS = 3_600_000
@@ -158,3 +159,33 @@ def test_a_body_that_cannot_be_read_is_quarantined_and_the_others_are_delivered(
     assert "set-aside" in [finding.code for finding in store.check()]
     assert len(store.partitions()) == 1
     store.close()
+
+
+def test_a_poll_without_a_thread_takes_a_slice_only_where_one_may_have_something_to_do(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When something is due, was asked for, or the clock was set back."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    slices: list[int] = []
+    take = Maintenance._slice
+
+    def counted(upkeep: Maintenance, now_ms: int) -> tuple[TickResult, bool]:
+        slices.append(now_ms)
+        return take(upkeep, now_ms)
+
+    monkeypatch.setattr(Maintenance, "_slice", counted)
+    with topic.subscribe("s") as consumer:
+        topic.send(b"later", deliver_after=60)
+        assert consumer.poll() == ([], clock.now_ms() + 10_000)  # a checkpoint is due before
+        taken = len(slices)
+        assert consumer.poll() == ([], clock.now_ms() + 10_000)
+        assert len(slices) == taken
+        topic.send(b"sooner", deliver_after=5)
+        assert consumer.poll() == ([], clock.now_ms() + 5_000)
+        clock.advance(5_000)
+        assert [message.payload for message in consumer.poll()[0]] == [b"sooner"]
+        clock.set(clock.now_ms() - 1_000)
+        taken = len(slices)
+        consumer.poll()
+        assert len(slices) > taken, "a clock that is set back is noticed"
