@@ -520,10 +520,7 @@ class Operations:
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
         """Show the policies in force, and the scope at which each value was set."""
         policies = self._store.effective_policies(topic, subscription)
-        return {
-            "values": {name: getattr(policies, name) for name in policies.set_at},
-            "set_at": dict(policies.set_at),
-        }
+        return {"values": {name: getattr(policies, name) for name in policies.set_at}, "set_at": dict(policies.set_at)}
 
     @operation(Right.ADMIN)
     def update_policies(

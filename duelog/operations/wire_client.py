@@ -127,11 +127,7 @@ class Connection:
     """A connection. A context manager; thread-safe; not to be used in a child process after fork."""
 
     def __init__(
-        self,
-        connect: Callable[[], Any],
-        place: str,
-        patience_s: float,
-        credentials: tuple[str, bytes] | None = None,
+        self, connect: Callable[[], Any], place: str, patience_s: float, credentials: tuple[str, bytes] | None = None
     ) -> None:
         """connect: makes a socket, None: nobody serves. patience_s: how long it tries to connect again; 0: never.
 

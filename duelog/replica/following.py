@@ -18,14 +18,7 @@ from pathlib import Path
 
 from duelog.delayed_store import DelayedStore
 from duelog.store.clock import SystemClock
-from duelog.store.errors import (
-    Deposed,
-    DuelogError,
-    ForkFound,
-    InvalidArgument,
-    ReplicaDamaged,
-    ReplicaRefused,
-)
+from duelog.store.errors import Deposed, DuelogError, ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused
 from duelog.store.files.directory import move, remove_tree
 from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained

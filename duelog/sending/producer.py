@@ -34,12 +34,7 @@ class Producer:
     """
 
     def __init__(
-        self,
-        sender: TopicSender,
-        topic: TopicState,
-        producer: ProducerState,
-        name: str,
-        settle: Callable[[], None],
+        self, sender: TopicSender, topic: TopicState, producer: ProducerState, name: str, settle: Callable[[], None]
     ) -> None:
         """`settle` waits for the copy, if need be."""
         self._sender = sender

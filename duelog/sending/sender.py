@@ -114,13 +114,7 @@ class Sender:
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
     def within_quota(
-        self,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        dues: Int64s,
-        now_ms: int,
-        *,
-        refused: bool = True,
+        self, topics: Sequence[TopicState], owners: Places | None, dues: Int64s, now_ms: int, *, refused: bool = True
     ) -> AbstractContextManager[None]:
         """Hold the quotas of messages with these due times while they are sent; `owners` as in `send_all`.
 
@@ -258,12 +252,7 @@ class Sender:
         return work
 
     def _route(
-        self,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        leases: ExitStack,
+        self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, leases: ExitStack
     ) -> tuple[list[Part], DelayedBatch | None, Places | None]:
         """Split a batch into parts for main logs and partitions; also the order of its messages, None: as given."""
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
@@ -369,14 +358,7 @@ class Sender:
         return self._send_alone(topic, due_ms, body, now_ms, also, may_be_inline=may_be_inline)
 
     def _send_alone(
-        self,
-        topic: TopicState,
-        due_ms: int,
-        body: bytes,
-        now_ms: int,
-        also: PlaceAlso | None,
-        *,
-        may_be_inline: bool,
+        self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None, *, may_be_inline: bool
     ) -> MessageId:
         partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=may_be_inline)
         if partition is None:

@@ -18,14 +18,7 @@ from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import CommitCounts, Environment
 from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import (
-    ClosedError,
-    DuelogError,
-    InvalidArgument,
-    ResourceShortage,
-    StoreFailed,
-    StoreFull,
-)
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage, StoreFailed, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.process import here
 from duelog.store.files.system_errors import explain

@@ -17,15 +17,7 @@ from pathlib import Path
 
 import lmdb
 
-from ..errors import (
-    AlreadyOpen,
-    DamagedStore,
-    DuelogError,
-    NoPermission,
-    ResourceShortage,
-    StoreFull,
-    StoreUnavailable,
-)
+from ..errors import AlreadyOpen, DamagedStore, DuelogError, NoPermission, ResourceShortage, StoreFull, StoreUnavailable
 from .directory import occupied_bytes
 from .system_calls import reserve
 

@@ -20,16 +20,7 @@ from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..config import KIB
 from ..env.body_file import StagedBodies, body_path, end_of
 from ..env.environment import Environment
-from ..env.memtable import (
-    ABSENT,
-    Entry,
-    LedgerRow,
-    Memtable,
-    ReadTransaction,
-    Unapplied,
-    changed,
-    fields_over,
-)
+from ..env.memtable import ABSENT, Entry, LedgerRow, Memtable, ReadTransaction, Unapplied, changed, fields_over
 from ..env.transaction import Staging, Transaction
 from ..errors import BrokenInvariant
 from .segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, pack_row
