@@ -61,6 +61,9 @@ Finished = Staged
 """The same once it lies in staging/ready/."""
 
 
+# -- writing -----------------------------------------------------------------------------------
+
+
 def stage_generation(
     store: Path, source: Environment, plan: CompactionPlan, *, progress: Progress = lambda done: None
 ) -> Staged:

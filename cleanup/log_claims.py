@@ -155,6 +155,9 @@ def _claims(raw: Reads, topic_id: int, topic: str | None, frontier: FrontierReco
     )
 
 
+# -- the main log ------------------------------------------------------------------------------
+
+
 class _Piece(NamedTuple):
     """Markers of one run (views into the transaction): where they point, which are done with, and where they lie."""
 
@@ -232,6 +235,9 @@ def ids_of(entries: BitMap) -> UInt32s:
     """The entry ids of a bitmap, ascending."""
     entry_ids: UInt32s = np.frombuffer(entries.to_array(), dtype=np.uint32)
     return entry_ids
+
+
+# -- retention ---------------------------------------------------------------------------------
 
 
 def ledgers_kept(raw: Reads, topic_id: int, now_ms: int) -> set[int]:

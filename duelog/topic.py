@@ -361,6 +361,8 @@ class Topic:
             return self._engine.delivery.inline.count_scheduled(self._existing(), start_ms, end_ms)
         return self._engine.sending.keyed.count(self._existing(), prefix, start_ms, end_ms)
 
+    # -- by deduplication key -------------------------------------------------------------------------
+
     @settled
     def cancel_key(self, key: str) -> bool:
         """Cancel the pending message of a deduplication key. True: it is never delivered, and the key is free.
@@ -402,6 +404,8 @@ class Topic:
         InvalidArgument, CorruptEntry.
         """
         return self._engine.sending.keyed.find(self._existing(), key)
+
+    # -- schedules ------------------------------------------------------------------------------------
 
     @settled
     def every(
@@ -500,6 +504,8 @@ class Topic:
         self._engine.check_writable()
         return self._engine.upkeep.recurring.remove(self._existing(), name)
 
+    # -- subscriptions --------------------------------------------------------------------------------
+
     @settled
     def subscribe(
         self,
@@ -596,6 +602,8 @@ class Topic:
     def subscriptions(self) -> list[str]:
         """Names of the subscriptions. Raises UnknownTopic."""
         return sorted(self._existing().subscriptions)
+
+    # -- the rest -------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
         """Return True if the topic exists."""

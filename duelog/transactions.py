@@ -152,6 +152,8 @@ class Transaction:
         self._numbers: tuple[str, int] | None = None
         """Name of a producer, and the number under which it is stored once; None: without one."""
 
+    # -- operations --------------------------------------------------------------------------------
+
     def send(
         self,
         topic: str | Topic,
@@ -266,6 +268,8 @@ class Transaction:
         if topic._engine is not self._engine:
             raise InvalidArgument("topic", topic.name, f"a topic of another open store, {topic._engine.storage.path}")
         return topic._name
+
+    # -- the end -----------------------------------------------------------------------------------
 
     def number(self, producer: str, number: int) -> None:
         """Have it be stored once, however often one of this number is asked for: connections number theirs.

@@ -93,6 +93,8 @@ class TopicDelayTracker:
     def memory_bytes(self) -> int:
         return self._waiting.memory_bytes()
 
+    # -- views -------------------------------------------------------------------------------------
+
     def open_view(self, read_position: Position, now_ms: int) -> SubscriptionView:
         """A view that has passed over nothing before `read_position` that was due later than `now_ms`."""
         with self._whole_or_anew():
@@ -114,6 +116,8 @@ class TopicDelayTracker:
         """Put a view back to `read_position`: the entries that it will pass again are tracked again."""
         with self._whole_or_anew():
             self._cover(read_position, view.done_ms)
+
+    # -- delivering --------------------------------------------------------------------------------
 
     def take(
         self, view: SubscriptionView, read_position: Position, limit: int, now_ms: int, skip: Unacknowledged
@@ -183,6 +187,8 @@ class TopicDelayTracker:
                     found[ledger_id] = found.get(ledger_id, BitMap()) | entries
             return found
 
+    # -- asking, with or without a view ------------------------------------------------------------
+
     def waiting(self, start: Position, now_ms: int) -> dict[int, BitMap]:
         """Entries from `start` on that are due after `now_ms`, by ledger id; no bitmap is empty."""
         with self._asking(start, now_ms):
@@ -213,6 +219,8 @@ class TopicDelayTracker:
             self._cover(start, min(self._floor(), now_ms))
             yield
 
+    # -- inside ------------------------------------------------------------------------------------
+
     @contextmanager
     def _whole_or_anew(self) -> Iterator[None]:
         """Hold the lock; an interrupt or a failed read inside has the index read again."""
@@ -228,6 +236,8 @@ class TopicDelayTracker:
         self._waiting.clear()
         self._cursor = self._start or self._cursor
         self._pruned_ms = 0
+
+    # -- inside: the cursor over the log -------------------------------------------------------------
 
     def _floor(self) -> int:
         """Nothing due by then has to be indexed."""

@@ -159,6 +159,8 @@ class WaitingEntries:
         self._drop(stretch)
         self.add_some(stretch.ledger_id, entries, dues)
 
+    # -- asking ----------------------------------------------------------------------------------
+
     def after(self, due_ms: int, delivered: Position, until_ms: int, least: int) -> Iterator[tuple[Int64s, Places]]:
         """Entries after (due_ms, delivered) that are due by `until_ms`, in that order, in batches of about `least`.
 
@@ -258,6 +260,8 @@ class WaitingEntries:
             first, limit = np.searchsorted(dues, [after_ms, until_ms], side="right").tolist()
             parts.append(dues[first:limit])
         return np.concatenate(parts)
+
+    # -- removing ----------------------------------------------------------------------------------
 
     def prune(self, due_ms: int) -> None:
         for stretch in list(self._stretches.irange(maximum=Stretch(due_ms, 0, 0, 0, 0))):

@@ -146,6 +146,9 @@ def read_metadata(raw: Reads, ledger_id: int, snapshot_id: int) -> Metadata:
     return Metadata.unpack(fields)
 
 
+# -- parts ---------------------------------------------------------------------------------------
+
+
 class PackedPart(NamedTuple):
     """A part without its seal."""
 
@@ -245,6 +248,9 @@ def part_missing(number: int, metadata: Metadata) -> Unusable:
     return Unusable(f"part {number} of {len(metadata.parts)} is missing")
 
 
+# -- what is there ---------------------------------------------------------------------------------
+
+
 def snapshot_ids(raw: Reads, table: Table, ledger_id: int) -> list[int]:
     """Ascending snapshot ids of a log in SNAPSHOT_META, or in SNAPSHOT_PART once for each part. O(keys)."""
     return [int.from_bytes(key[9:17], "big") for key, _ in snapshot_keys(raw, table, ledger_id)]
@@ -261,6 +267,9 @@ def snapshot_keys(raw: Reads, table: Table, ledger_id: int | None = None) -> Ite
             return
         yield key, len(cursor.value())
         more = cursor.next()
+
+
+# -- inspection, without using them -----------------------------------------------------------------
 
 
 class SnapshotState(Enum):

@@ -180,6 +180,9 @@ def _put_parts(environment: Environment, batch: list[tuple[_Writing, PackedPart]
     reach("snapshot.part")
 
 
+# -- removing --------------------------------------------------------------------------------------
+
+
 def remove_snapshots(environment: Environment, part_bytes: int = 1 << 20) -> int:
     """Remove every snapshot in a partition; returns how many parts and metadata there were.
 

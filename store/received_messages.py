@@ -88,6 +88,8 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
                 columns.facts[place] = facts
         return columns
 
+    # -- columns -----------------------------------------------------------------------------------
+
     @property
     def positions(self) -> MessageIds:
         """The position of each message, or of its marker, in the main log, which is acknowledged."""
@@ -146,6 +148,8 @@ class ReceivedMessages(Sequence[ReceivedMessage]):
         if other.facts:
             found.facts = {**self.facts, **other.facts}
         return found
+
+    # -- messages ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.places)

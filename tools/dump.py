@@ -71,6 +71,9 @@ def _shown(name: str, value: object) -> str:
     return printable(str(value))
 
 
+# -- where to look -------------------------------------------------------------------------------
+
+
 def partition_directory(store: Path, name: str) -> Path:
     """The directory of a partition's generation: the registered one, else the newest there is.
 
@@ -96,6 +99,9 @@ def open_environment(path: Path, name: str) -> Environment:
     if not path.is_dir():
         raise DamagedStore(path, "is missing")
     return Environment(path, name=name, read_only=True)
+
+
+# -- rows ----------------------------------------------------------------------------------------
 
 
 def rows(
@@ -230,6 +236,9 @@ def _message_rows(run: Run) -> Iterator[Row]:
                 continue
             value |= {"publish_ms": publish_ms, "key": message_key, "properties": properties or {}}
             yield Row("MESSAGE", key, value | ({"extra": str(extra)} if extra else {}) | {"payload": payload})
+
+
+# -- small records -------------------------------------------------------------------------------
 
 
 def _parts(**parts: Callable[[bytes], object]) -> Callable[[bytes], Fields]:

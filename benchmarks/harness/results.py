@@ -119,6 +119,8 @@ class Results:
         if value is not None:
             self.targets.append(Target(text, value, limit, better, unit))
 
+    # -- showing -----------------------------------------------------------------------------------
+
     def show(self) -> None:
         """Print the table, the targets and the JSON line; append the line where it was asked for."""
         if len({series.subject for series in self.series}) == 1:

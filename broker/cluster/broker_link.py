@@ -226,6 +226,8 @@ class BrokerLink(asyncio.Protocol):
             error = cast(commands.Error, commands.decode(encoded))
             self._fail(Refused(error.error, error.message))
 
+    # -- helpers ---------------------------------------------------------------------------------
+
     def _say(self, command: Command) -> None:
         if self._transport is not None and self._failure is None:
             self._transport.write(head(command))

@@ -282,6 +282,8 @@ class Proxy(Service):
             self.limiter.close()
             await listeners.close(self._config.shutdown_timeout_seconds)
 
+    # -- connections -----------------------------------------------------------------------------
+
     def _admission(self, connection: Connection, session: Session, fail: Fail) -> ProxyAdmission:
         self.figures.new += 1
         gone = partial(self._admissions.pop, connection.number, None)
@@ -291,6 +293,8 @@ class Proxy(Service):
 
     def _links(self, peer: Peer) -> ClientLinks:
         return self._admissions[peer.number].links
+
+    # -- over HTTP -------------------------------------------------------------------------------
 
     def _routes(self) -> list[Route]:
         return [

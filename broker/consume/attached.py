@@ -161,6 +161,8 @@ class Attached:
         """The type that its consumers share; None: it has none."""
         return self.consumers[0].type if self.consumers else None
 
+    # -- consumers -----------------------------------------------------------------------------------
+
     def leave(self, consumer: Consumer) -> None:
         """A consumer is gone: it is sent nothing more, and what it holds is for others."""
         consumer.state = "closed"
@@ -199,6 +201,8 @@ class Attached:
     def tell_active(consumer: Consumer) -> None:
         if consumer.active is not None and consumer.peer.protocol_version >= _FAILOVER_NOTICES:
             consumer.peer.send(ActiveConsumerChange(consumer.consumer_id, consumer.active))
+
+    # -- dispatch ------------------------------------------------------------------------------------
 
     def _plan(self) -> Plan:
         """Plan the next polls: for which consumers, and for how many entries."""
@@ -311,6 +315,8 @@ class Attached:
             consumer.held[place] = left
             consumer.unacked += left
             self.unacked += left
+
+    # -- unacknowledged ------------------------------------------------------------------------------
 
     def done_with(self, consumer: Consumer, place: int, left: int = 0) -> None:
         """Note that `left` messages of an entry are unacknowledged, whichever consumer holds it."""

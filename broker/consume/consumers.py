@@ -87,6 +87,8 @@ class Consumers:
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
         """Called with the entries sent to consumers."""
 
+    # -- who is attached ---------------------------------------------------------------------------
+
     async def open(self, peer: Peer, command: commands.Subscribe) -> None:
         if peer.closed:
             return
@@ -313,6 +315,8 @@ class Consumers:
     def _find(self, peer: Peer, consumer_id: int) -> OpenedConsumer | None:
         return self._connections.get(peer.number, {}).get(consumer_id)
 
+    # -- messages ------------------------------------------------------------------------------------
+
     def _ready(self, peer: Peer, consumer_id: int) -> tuple[Consumer, Attached, Subscription]:
         """A consumer that is open, with its subscription. Raises Refused, which the connection answers."""
         consumer = self._find(peer, consumer_id)
@@ -365,6 +369,8 @@ class Consumers:
             consumer.epoch = command.epoch
         group.release(consumer, None)
         group.pump.give_back(consumer, None)
+
+    # -- positions -----------------------------------------------------------------------------------
 
     async def seek(self, peer: Peer, command: commands.Seek) -> None:
         """SEEK: every consumer of the subscription is closed, then SUCCESS.

@@ -266,6 +266,8 @@ class Pump:
         self._timer: Timer | None = None
         self.closed = False
 
+    # -- asking for work -----------------------------------------------------------------------------
+
     def wake(self) -> None:
         """The engine may have something; from any thread, takes no lock."""
         if not self._woken:
@@ -343,6 +345,8 @@ class Pump:
 
         self.call(work, done)
         return await future
+
+    # -- working -------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Begin the next job, if there is work and none is under way."""

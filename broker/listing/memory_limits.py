@@ -251,6 +251,8 @@ class AsyncSemaphore:
     def _cut(self, size: int) -> int:
         return min(size, self.max_permits) if self.max_permits else size
 
+    # -- the queue ---------------------------------------------------------------------------------
+
     def _request(self, size: int, old: Permit | None, is_cancelled: IsGone | None) -> Permits:
         if size < 0:
             raise InvalidArgument("permits", size, "expected 0 or more")

@@ -449,6 +449,8 @@ class Watchers:
             if not watchers:
                 del self._of_peer[watcher.peer.number]
 
+    # -- opening ---------------------------------------------------------------------------------
+
     async def _answer(self, watcher: Watcher) -> None:
         """Send the topics, when there is memory for them, and from then on their changes."""
         command, error = watcher.command, None
@@ -494,6 +496,8 @@ class Watchers:
             del names
             peer.send_frames(head_before(success, len(fields)), fields or None)
             await memory.all_left(peer)
+
+    # -- updates ---------------------------------------------------------------------------------
 
     def _send_later(self, watcher: Watcher) -> None:
         if watcher.answered and not watcher.sending and (watcher.updates or watcher.behind is not None):

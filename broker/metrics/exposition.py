@@ -383,6 +383,8 @@ class EngineFigures(engine.Instruments):
                 for key in [each for each in list(tally.series) if each[at] == topic]:
                     tally.series.pop(key, None)
 
+    # -- the page ------------------------------------------------------------------------------------
+
     def write(self, page: Page, store: engine.StoreMetrics, shown: Shown) -> None:
         """Write all but what a survey of the topics gives. May wait for the disk."""
         for spec in engine.SPECS:
@@ -711,6 +713,8 @@ class Exposition:
             self._store_metrics.close()
         self._producers.sends.received = None
 
+    # -- counting ------------------------------------------------------------------------------------
+
     def _received(self, producer: OpenProducer, came: list[float]) -> None:
         self._published.add(producer.topic_name, time.monotonic(), came)
 
@@ -732,6 +736,8 @@ class Exposition:
         for topic in topics:
             self._rates.forget_topic(topic)
             self._engine.forget_topic(topic)
+
+    # -- the page ------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def page(self) -> AsyncIterator[bytes]:

@@ -240,6 +240,8 @@ class Rates:
         self.on_period: list[Callable[[], object]] = []
         """Called as each period ends."""
 
+    # -- looking -------------------------------------------------------------------------------------
+
     def start(self) -> None:
         """Look once a period, until `stop`."""
         self._timer = self._loop.call_later(self._period_s, self._begin)
@@ -307,6 +309,8 @@ class Rates:
         track.look(self._loop.time(), counts)
         self._next[key] = track
 
+    # -- rates ---------------------------------------------------------------------------------------
+
     def of_producer(self, producer: OpenProducer) -> InRate:
         return self._in(producer)
 
@@ -332,6 +336,8 @@ class Rates:
     def _out(self, key: object) -> OutRate:
         track = self._tracks.get(key)
         return OutRate() if track is None else OutRate(*track.rates)
+
+    # -- counts since the start ------------------------------------------------------------------------
 
     def received(self, topic: str) -> Figures:
         """Counts of a topic's producers since the broker started, closed ones included."""

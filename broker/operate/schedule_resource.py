@@ -53,6 +53,8 @@ class ScheduleResource:
                   need_of("reschedule"), body="object"),
         ]  # fmt: skip
 
+    # -- looking ---------------------------------------------------------------------------------------
+
     async def scheduled(self, request: Request) -> Any:
         """Due in [start, end), `limit` at a time; `next` is the `after` of the following page, null: that was all."""
         topic = await self._finder.one(request)
@@ -88,6 +90,8 @@ class ScheduleResource:
         if found is None:
             raise _unknown(message_id)
         return found
+
+    # -- changing --------------------------------------------------------------------------------------
 
     async def cancel(self, request: Request) -> None:
         """204: it never comes. 409: it has fired. 404: unknown."""

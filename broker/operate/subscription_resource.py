@@ -127,6 +127,8 @@ class SubscriptionResource:
             await self._consumers.alone(topic.name, name, partial(topic.unsubscribe, name), force=force)
             self._consumers.forget_subscription(topic.name, name)
 
+    # -- backlog ---------------------------------------------------------------------------------------
+
     async def skip_all(self, request: Request) -> None:
         """Acknowledges what consumers hold, too, and what waits inline (PIP-448)."""
         found = await self._existing(request)
@@ -205,6 +207,8 @@ class SubscriptionResource:
         age_s = request.number("expireTimeInSeconds", 0, lowest=1, highest=MAX_DUE_MS // 1_000)
         return max(self._clock() - age_s * 1_000, 0)
 
+    # -- positions -------------------------------------------------------------------------------------
+
     async def reset_to_time(self, request: Request) -> None:
         """To the first message published then or later; its consumers are closed, and subscribe anew."""
         found = await self._existing(request)
@@ -237,6 +241,8 @@ class SubscriptionResource:
         if not messages:
             raise HttpError(404, f"there is no message {place}: fewer are due and not acknowledged")
         return await self._workers(lambda: reply_of(messages[0], messages[0].position))
+
+    # -- finding ---------------------------------------------------------------------------------------
 
     async def _one(self, request: Request) -> SubscriptionAdmin:
         topic = await self._finder.one(request)

@@ -155,6 +155,8 @@ class TopicResource:
             Route("GET", f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", self.message, "A stored message", Need.CONSUME),
         ]  # fmt: skip
 
+    # -- names -----------------------------------------------------------------------------------------
+
     async def topics(self, request: Request) -> Any:
         return await self._names.reply(self._finder.namespace(request))
 
@@ -178,6 +180,8 @@ class TopicResource:
             if policy.partitions and address.partition < 0:
                 partitions = await self._access.make_partitioned(address, policy.partitions)
         return {"partitions": partitions, "deleted": False, "properties": {}}
+
+    # -- creating --------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> None:
         """A plain topic, or a missing partition of a partitioned one."""
@@ -240,6 +244,8 @@ class TopicResource:
             raise HttpError(status, f"topic {address.name} {reason}")
         return partitions
 
+    # -- deleting --------------------------------------------------------------------------------------
+
     async def delete(self, request: Request) -> None:
         """412 while clients are attached, unless `force`, which closes them."""
         await self._finder.one(request)
@@ -265,6 +271,8 @@ class TopicResource:
         for topic in topics:
             self._producers.close_topic(topic.name)
             self._consumers.close_topic(topic.name)
+
+    # -- messages --------------------------------------------------------------------------------------
 
     async def last_message_id(self, request: Request) -> Any:
         """-1 and -1: nothing may be read."""

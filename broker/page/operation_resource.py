@@ -190,6 +190,8 @@ class OperationResource:
 
         return await self._workers(work)
 
+    # -- who may ------------------------------------------------------------------------------------
+
     @staticmethod
     def _operation(name: object) -> Operation:
         found = OPERATIONS.get(name) if isinstance(name, str) else None

@@ -159,6 +159,8 @@ class Producers:
         self._named = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
+    # -- commands ------------------------------------------------------------------------------------
+
     async def open(self, peer: Peer, command: commands.Producer) -> None:
         if peer.closed:
             return
@@ -217,6 +219,8 @@ class Producers:
             for producer in list(connection.producers.values()):
                 self._remove(producer)
 
+    # -- from elsewhere ------------------------------------------------------------------------------
+
     def close_topic(self, topic: str) -> None:
         """Close every producer of a topic, by its full name: clients reopen them."""
         producing = self._topics.get(topic)
@@ -247,6 +251,8 @@ class Producers:
     @property
     def count(self) -> int:
         return sum(len(each.producers) for each in self._connections.values())
+
+    # -- opening -------------------------------------------------------------------------------------
 
     async def _open(self, producer: OpenProducer) -> None:
         command, peer = producer.command, producer.connection.peer
@@ -329,6 +335,8 @@ class Producers:
             peer = producer.connection.peer
             self._remove(producer)
             peer.send(commands.Error(producer.command.request_id, server_error(error), str(error)))
+
+    # -- closing -------------------------------------------------------------------------------------
 
     def _close(self, producer: OpenProducer) -> None:
         if producer.state == "waiting":

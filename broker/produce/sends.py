@@ -183,6 +183,8 @@ class Sends:
     def blocked_entries(self) -> int:
         return sum(len(each.blocked) for each in self._blocked)
 
+    # -- in ------------------------------------------------------------------------------------------
+
     def send(self, producer: OpenProducer, command: Send, blob: memoryview) -> None:
         connection = producer.connection
         reply = Reply(producer, command.sequence_id, command.highest_sequence_id, monotonic())
@@ -251,6 +253,8 @@ class Sends:
             figures.bytes += len(payload) - entry.HEADER_BYTES
         return taken
 
+    # -- no capacity ---------------------------------------------------------------------------------
+
     def _block(self, connection: SendingPeer, reply: Reply, item: _Entry) -> None:
         connection.blocked.append((reply, item))
         if connection not in self._blocked:
@@ -291,6 +295,8 @@ class Sends:
         if not kept and self._blocked.pop(connection, self) is None:
             connection.peer.resume_reading("capacity")
         self._resume(connection)
+
+    # -- out -----------------------------------------------------------------------------------------
 
     def _heard(self, results: Sequence[tuple[Any, Outcome]]) -> None:
         """Take the outcomes of messages; a thread of the engine calls."""

@@ -204,6 +204,9 @@ def _compile(name: str, lines: list[str], table: list[Field], cls: type | None =
     return made
 
 
+# -- encoding ----------------------------------------------------------------------------------
+
+
 def _encoder(cls: type, table: list[Field]) -> list[str]:
     """Lines of a function from an object to its bytes."""
     lines = [f"def encode_{cls.__name__}(self):", " out = b''"]
@@ -232,6 +235,9 @@ def _written(field: Field) -> str:
     elif field.type is not bytes:
         held = f"encode_{field.name}(value)"
     return f"{before} + varint(len(held := {held})) + held"
+
+
+# -- decoding ----------------------------------------------------------------------------------
 
 
 def _decoder(cls: type, table: list[Field]) -> list[str]:

@@ -112,6 +112,8 @@ class Session:
         elif kind is commands.Send and not blob:
             raise ProtocolError("Send without a message")
 
+    # -- what the broker says --------------------------------------------------------------------
+
     def challenge(self, data: commands.AuthData) -> None:
         """Ask for credentials: in answer to CONNECT, or of a connection that is ready, once they have expired."""
         if self.state in {State.CONNECTING, State.READY}:
@@ -137,6 +139,8 @@ class Session:
     def close(self) -> None:
         self.state = State.CLOSED
         self._frames = FrameCutter()
+
+    # -- time ------------------------------------------------------------------------------------
 
     def check(self, now: float, *, reading: bool = True) -> float:
         """Send a PING if the client has been silent; the time at which to come back.

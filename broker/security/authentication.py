@@ -122,6 +122,8 @@ class Authentication:
             raise Refused(ServerError.AUTHENTICATION, str(error)) from error
 
 
+# -- tokens ------------------------------------------------------------------------------------------
+
 _SECRET = {"HS256": 32, "HS384": 48, "HS512": 64}
 """Algorithms of a secret key, and how many bytes it has at least (RFC 7518, section 3.2)."""
 
@@ -196,6 +198,8 @@ def _public_key(data: bytes) -> Any:
         raise UnusableSecurity("the public key of tokens has less than 2,048 bits")
     return key
 
+
+# -- passwords ---------------------------------------------------------------------------------------
 
 _REMEMBERED = 1_000
 """Right passwords that need no bcrypt the next time, kept as a keyed hash; a check takes some 50 ms of a processor."""

@@ -455,6 +455,8 @@ class Connection(asyncio.Protocol):
             if self._closing:
                 self._end()
 
+    # -- commands --------------------------------------------------------------------------------
+
     def _process(self) -> None:
         """Serve what was read, until something asks for a pause."""
         if self._reading:
@@ -541,6 +543,8 @@ class Connection(asyncio.Protocol):
         self.send(commands.Error(NO_REQUEST, error, text))
         self.close(text)
 
+    # -- time ------------------------------------------------------------------------------------
+
     def _check_later(self, delay: float) -> None:
         self._timers = [each for each in self._timers if not each.cancelled() and each.when() > self._loop.time()]
         self._timers.append(self._loop.call_later(delay, self._check))
@@ -561,6 +565,8 @@ class Connection(asyncio.Protocol):
             self.close(f"the client has read nothing for {limit:g} s")
             return
         self._check_later(max(0.01, following - now))
+
+    # -- helpers ---------------------------------------------------------------------------------
 
     def _below_low_mark(self) -> None:
         self.resume_reading("output")

@@ -125,6 +125,8 @@ class Listeners:
         """Connections admitted, refused and closed since the start."""
         return self._admitted, self.refused, self._admitted - len(self._connections)
 
+    # -- connections -----------------------------------------------------------------------------
+
     def _admit(self, connection: Connection) -> str | None:
         host, count = connection.host, len(self._connections)
         refusal = None
@@ -153,6 +155,8 @@ class Listeners:
         finally:
             if not self._connections:
                 self._all_gone.set()
+
+    # -- the end ---------------------------------------------------------------------------------
 
     def stop_accepting(self) -> None:
         for server in self._servers:

@@ -87,6 +87,8 @@ class Turns:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), self._poll_s)
 
+    # -- following ---------------------------------------------------------------------------------
+
     async def _follow(self) -> bool:
         """Follow until this process leads; False: it is to end."""
         way: _Way | None = None
@@ -125,6 +127,8 @@ class Turns:
                 if await self._call(partial(self._standby.is_followed, at)):
                     return
                 await self._pause()
+
+    # -- leading -----------------------------------------------------------------------------------
 
     async def _lead(self) -> None:
         store = await self._call(self._open_store)

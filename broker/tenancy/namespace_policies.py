@@ -319,6 +319,8 @@ class NamespacePolicies:
                 raise HttpError(412, f"{name}: such a policy is not offered here")
         return found
 
+    # -- one policy ----------------------------------------------------------------------------------
+
     async def _get(self, policy: _Policy, scope: Callable[[Request], Awaitable[PolicyScope]], request: Request) -> Any:
         applied = request.flag("applied")
         return await policy.read(await scope(request), applied)
@@ -351,6 +353,8 @@ class NamespacePolicies:
         partitioned = self._resources.partitions(address.name)
         return topic_scope(self._resources, address.name if partitioned else request.topic.name)
 
+    # -- the store's ---------------------------------------------------------------------------------
+
     async def _stored(self, show: Shown, scope: PolicyScope, applied: bool) -> Any:
         def work() -> Any:
             own = self._store.policies(**scope.each()[0]) or Policies()
@@ -369,6 +373,8 @@ class NamespacePolicies:
                 self._store.update_policies(**each, **(dict.fromkeys(fields) if found is None else found))
 
         await asyncio.to_thread(work)
+
+    # -- the broker's --------------------------------------------------------------------------------
 
     async def _setting(self, name: str, scope: PolicyScope, applied: bool) -> Any:
         settings = self._resources.namespaces.get(scope.namespace or "") or NamespaceSettings()

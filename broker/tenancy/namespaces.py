@@ -226,6 +226,8 @@ class Namespaces:
         self.existing(request)
         return BUNDLES
 
+    # -- permissions ---------------------------------------------------------------------------------
+
     async def permissions(self, request: Request) -> dict[str, list[str]]:
         return self._permissions(self.existing(request))
 
@@ -260,6 +262,8 @@ class Namespaces:
         """Pulsar's tools set this when they make a namespace."""
         self.existing(request)
         self._require_cluster(texts_of({"clusters": request.json()}, "clusters"))
+
+    # -- what all need -------------------------------------------------------------------------------
 
     def existing(self, request: Request) -> str:
         """The namespace of the path. HttpError 404 if there is none."""

@@ -133,6 +133,8 @@ def setup(app: Any) -> None:
     app.connect("missing-reference", find_public)
 
 
+# -- documents ---------------------------------------------------------------------------------
+
 _MENTION = re.compile(r"(?<![\w/\[(`.-])docs/(\w+)\.md(?![\w`\])])")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`|^    .*$)", re.MULTILINE | re.DOTALL)
 
@@ -176,6 +178,9 @@ class Site(StandaloneHTMLBuilder):
 
 def _page_name(document: str) -> str:
     return "index" if document == root_doc else document
+
+
+# -- the reference -----------------------------------------------------------------------------
 
 
 def write_reference() -> None:

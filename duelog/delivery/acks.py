@@ -99,6 +99,8 @@ class AckSet:
         other._mark_dirty = self._mark_dirty
         return other
 
+    # -- asking --------------------------------------------------------------------------------
+
     @property
     def mark_delete(self) -> Position:
         """Everything at or before it is acknowledged."""
@@ -147,6 +149,8 @@ class AckSet:
             ledger_id = ledgers.following(ledger_id)
             start = 0
         return count
+
+    # -- acknowledging -------------------------------------------------------------------------
 
     def validate(self, ledger_id: int, last_entry: int, ledgers: LedgerList) -> int | None:
         """Number of entries of the ledger, or None if it was trimmed.
@@ -292,6 +296,8 @@ class AckSet:
             self.reset(Position(first.ledger_id, first.entry_id - 1))
             self.ack_cumulative(mark_delete, ledgers, but)
 
+    # -- persisting ----------------------------------------------------------------------------
+
     def take_changes(self) -> AckChanges:
         """Return the changes to write, which count as written."""
         changes = self.changes()
@@ -320,6 +326,8 @@ class AckSet:
             else:
                 self._dirty.add(ledger_id)
         self._mark_dirty = changes.mark_delete != self._mark_delete
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _move_mark(self, position: Position) -> None:
         self._mark_delete = position

@@ -58,6 +58,8 @@ class AttemptCounts:
                 else:
                     self.failed.setdefault(ledger_id, {})[entry_id] = Failed(row.times, -1, row.first_ms, row.last_ms)
 
+    # -- asking ------------------------------------------------------------------------------------
+
     @property
     def changed(self) -> bool:
         return bool(self._dirty)
@@ -68,6 +70,8 @@ class AttemptCounts:
     def times(self, ledger_id: int, entry_id: int) -> int:
         failed = self.failed.get(ledger_id, {}).get(entry_id)
         return 0 if failed is None else failed.times
+
+    # -- changes -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Deliveries begin anew, with nothing handed out; the counts stay."""
@@ -138,6 +142,8 @@ class AttemptCounts:
             self.forget(ledger_id, BitMap(self.failed[ledger_id]))
         if self._log is not None:
             self._log.forget(self._subscription_id)
+
+    # -- persisting --------------------------------------------------------------------------------
 
     def changes(self) -> Blocks:
         """Return the blocks to write; `wrote` says that they were."""

@@ -137,6 +137,8 @@ class DeliveryLog:
         self._files.append(target)
         return True
 
+    # -- upkeep ------------------------------------------------------------------------------------
+
     @property
     def worn(self) -> bool:
         """True if there are full files that `carry` would remove."""

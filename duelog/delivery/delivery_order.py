@@ -269,6 +269,8 @@ class KeyOrder(DeliveryOrder):
     def ready(self) -> set[Position]:
         return super().ready().union(*self._ready.values(), *(key.parked or () for key in self._keys.values()))
 
+    # -- inside --------------------------------------------------------------------------------
+
     def _names(self, messages: ReceivedMessages) -> Sequence[str | int | None]:
         order_by = self._order_by
         if order_by is None:

@@ -147,6 +147,8 @@ class Dispatcher:
         """Let consumers hold messages for so long from now on, those that they hold already too; None: for ever."""
         self.outstanding.set_timeout(ack_timeout_ms, now_ms)
 
+    # -- asking --------------------------------------------------------------------------------
+
     @property
     def consumers(self) -> tuple[int, ...]:
         return self.outstanding.consumers
@@ -182,6 +184,8 @@ class Dispatcher:
         times = (self._redeliveries.next_ms(), self.outstanding.next_deadline_ms())
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
+    # -- consumers -----------------------------------------------------------------------------
+
     @_whole
     def add_consumer(self, consumer_id: int, ranges: Ranges | None = None) -> None:
         """A consumer comes, with ranges of keys under "key_shared"; InvalidArgument if it is there, or is negative."""
@@ -208,6 +212,8 @@ class Dispatcher:
         for other in self.consumers:
             if other != consumer_id:
                 self._give_back(other, now_ms)
+
+    # -- handing out ---------------------------------------------------------------------------
 
     def next_batch(self, consumer_id: int, max_messages: int, now_ms: int, limit: int = 0) -> ReceivedMessages:
         """Messages for one consumer: first what is ready, in log order, then new ones from the log.
@@ -296,6 +302,8 @@ class Dispatcher:
             count += len(entries)
         return count
 
+    # -- acknowledging -------------------------------------------------------------------------
+
     def ack(self, consumer_id: int | None, positions: Sequence[Position]) -> int:
         """Acknowledge messages wherever they are; how many were not acknowledged before.
 
@@ -334,6 +342,8 @@ class Dispatcher:
         self._forget_through(position, moving=not still_to_read)
         return count
 
+    # -- moving --------------------------------------------------------------------------------
+
     @_whole
     def seek(self, mark_delete: Position, but: Mapping[int, BitMap] | None = None) -> None:
         """Go to just after ``mark_delete``: everything after it is unacknowledged and will be delivered as new.
@@ -352,6 +362,8 @@ class Dispatcher:
         """The ledgers before ``first_ledger_id`` are gone: forget their messages, and trim ``acks`` likewise."""
         self.acks.trim_to(first_ledger_id, self._ledgers)
         self._forget_through(Position(first_ledger_id, BEFORE_FIRST))
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _known(self, consumer_id: int) -> None:
         if consumer_id not in self.outstanding:

@@ -237,6 +237,8 @@ class Connection:
         """True once it was closed, here."""
         return self._closed
 
+    # -- asking ----------------------------------------------------------------------------------------
+
     def check_process(self) -> None:
         """Raise ClosedError in a child process after fork, and once it is closed."""
         if self._pid != os.getpid():
@@ -348,6 +350,8 @@ class Connection:
     def next_number(self) -> int:
         """A number that no other call and no consumer of this connection has."""
         return next(self._numbers)
+
+    # -- reading ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         """Read where nobody does, and connect again, until the connection is closed or cannot be made again."""
@@ -488,6 +492,8 @@ class Connection:
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         return False
+
+    # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Disconnect. Messages received and not acknowledged are handed out again."""

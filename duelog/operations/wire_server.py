@@ -59,6 +59,8 @@ class WireServer:
         self._accept_at(listener, None, None)
         _of_process.add(self)
 
+    # -- beginning and end -----------------------------------------------------------------------------
+
     @classmethod
     def start(cls, store: Store, path: Path, operations: Ask, group_bytes: int, outbox: Outbox) -> Self | None:
         """Listen in the store's directory, whose lock this process has. None: no socket can be made, which is logged.

@@ -97,6 +97,8 @@ class Bucket:
         except (self._failed, OSError, ValueError) as error:
             raise ReplicaUnreachable(self.url, _reason(error)) from None  # what it was has requests, and their headers
 
+    # -- the log -----------------------------------------------------------------------------------
+
     def append(self, seq: int, content: Content) -> None:
         """Create the log object of a number. Raises AlreadyThere; ReplicaUnreachable: it may be there, or come yet."""
         self.create(log_name(seq), content)
@@ -133,6 +135,8 @@ class Bucket:
         offset = f"{folder}/{start - 1:016d}" if start else None
         names = [each.name.rpartition("/")[2] for each in self.listing(folder, offset)]
         return sorted(int(name) for name in names if re.fullmatch("[0-9]{16}", name) and int(name) >= start)
+
+    # -- files -------------------------------------------------------------------------------------
 
     def create(self, name: str, content: Content) -> None:
         """Create an object that is not there. Raises as `append`."""

@@ -196,6 +196,8 @@ class Standby:
             self._log, self._restoring = log, restoring
             return
 
+    # -- taking over -------------------------------------------------------------------------------
+
     def _put_fence(self, last: LogObject) -> None:
         """Create a fence, unless another object is under its number. Who reads on finds which it is."""
         number = 0 if self._restoring is None else self._restoring.number

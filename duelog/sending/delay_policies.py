@@ -71,6 +71,8 @@ class DelayPolicies:
         self.version += 1
         self.shortest_ttl_ms = min((policies.ttl_ms for policies in scopes if policies.ttl_ms), default=None)
 
+    # -- what a store is made with -------------------------------------------------------------------
+
     def record(self, config: StoreConfig) -> None:
         """Have a store without recorded defaults go by those of `config` from now on, once and for all.
 

@@ -113,6 +113,8 @@ class WalWriter:
         value: T = self._queue.run(_Change(work, alone=alone, makes_space=makes_space))
         return value
 
+    # -- leading -----------------------------------------------------------------------------------
+
     def _admit(self) -> None:
         if self._main.failed is not None:
             raise self._main.failed
@@ -255,6 +257,8 @@ class WalWriter:
         while first:
             first = self._commit(first)
         return units[middle:]
+
+    # -- segments and checkpoints ------------------------------------------------------------------
 
     @property
     def segments(self) -> WalSegments:

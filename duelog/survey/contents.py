@@ -58,6 +58,9 @@ _READERS: dict[int, Callable[[bytes], object]] = {
 }
 
 
+# -- small records -----------------------------------------------------------------------------
+
+
 def read_record(key: bytes, value: bytes | memoryview) -> tuple[bytes, Any]:
     """(fields, what they say) of a small record or of its copy; without a form of their own they say themselves.
 
@@ -108,6 +111,9 @@ def was_used(generation: Path) -> bool:
         return pages.inspect(generation).transaction > 1
     except DamagedStore:
         return False
+
+
+# -- runs --------------------------------------------------------------------------------------
 
 
 class Gap(NamedTuple):

@@ -108,6 +108,8 @@ class DeadLetters:
     _wake: Callable[[], None]
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(logging.getLogger("duelog.topics")), init=False)
 
+    # -- in ----------------------------------------------------------------------------------------
+
     def bury(
         self,
         topic: TopicState,
@@ -177,6 +179,8 @@ class DeadLetters:
         letter = Message(message.payload, key=message.key, properties={**message.properties, **origin})
         return encode_one(letter, now_ms, _MAX_BYTES, {_FACTS: facts, **occurrence_extra(message.occurrence)})[1]
 
+    # -- looking -----------------------------------------------------------------------------------
+
     def held(
         self,
         topic: TopicName | None = None,
@@ -227,6 +231,8 @@ class DeadLetters:
                 if letter is not None:
                     found.append(letter)
         return found
+
+    # -- out ---------------------------------------------------------------------------------------
 
     def requeue(self, letters: Sequence[DeadLetter], delay_ms: int = 0) -> int:
         """Move letters back to the topics and subscriptions that they came from, in one transaction; how many.

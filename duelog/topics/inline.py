@@ -47,6 +47,8 @@ class InlineMessages:
     _unreadable: Callable[[CorruptEntry], object]
     read_ahead: ReadAheadBudget = field(default_factory=ReadAheadBudget, init=False)
 
+    # -- reading -----------------------------------------------------------------------------------
+
     def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
         plain = self._plain(topic, subscription.name, self._unreadable, subscription.gone.extend)
 

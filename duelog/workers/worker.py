@@ -111,6 +111,8 @@ class Worker:
         self._asked = False
         self._hurry = False
 
+    # -- before it runs ------------------------------------------------------------------------------
+
     def task(
         self,
         topic: str,
@@ -186,6 +188,8 @@ class Worker:
     def connect_to(self, place: str | os.PathLike[str]) -> None:
         """Have `start` connect to the process that has a store open, whatever store the worker was made with."""
         self._given, self._connects = place, True
+
+    # -- running -------------------------------------------------------------------------------------
 
     @property
     def store(self) -> DelayedStore:

@@ -78,6 +78,8 @@ class Firing:
         self.fired = 0
         """Messages fired since the store was opened."""
 
+    # -- cancelling and rescheduling ---------------------------------------------------------------
+
     @property
     def passed_ms(self) -> int:
         """No message that is due later has fired, whenever that was. REQUIRES: `gate` held for reading."""
@@ -103,6 +105,8 @@ class Firing:
     def admitted(self, topic_id: int, count: int) -> None:
         """Messages that take the place of others are recorded. REQUIRES: called as their commit ends."""
         tell(self._storage.listeners, StoreListener.admitted, topic_id, count)
+
+    # -- firing ------------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
         """When the next message of a loaded partition is due, None when none is left.
@@ -263,6 +267,8 @@ class Firing:
         for (log, taken, _), record in zip(batch, records, strict=True):
             log.confirm(record)
             self.fired += len(taken.entries)
+
+    # -- closing -----------------------------------------------------------------------------------
 
     def close_finished(self, now_ms: int) -> Iterator[int]:
         """Close each loaded partition whose end has passed with nothing left to fire; gives each start at once."""

@@ -196,6 +196,8 @@ class PendingLog:
         with self._lock:
             self._state = LogState.CLOSED
 
+    # -- loading -----------------------------------------------------------------------------------
+
     def restore_index(self, index: DelayIndex, tail: int) -> None:
         """Take over an index restored from a snapshot that covers the entries below `tail`.
 
@@ -248,6 +250,8 @@ class PendingLog:
         self._discard(self._cancelled)
         self._cancelled = BitMap()
         self._state = LogState.LOADED
+
+    # -- entries come in -------------------------------------------------------------------------
 
     def hear(self, first_entry: int, dues: Int64s) -> None:
         """Entries were committed. Called in commit order by the leader of the partition's commits."""
@@ -308,6 +312,8 @@ class PendingLog:
         if entries:
             self._index.discard(entries)
             self._late.discard(entries)
+
+    # -- firing ------------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
         """A lower bound of when something is due: 0 when late entries wait, None when nothing is left to fire."""
@@ -400,6 +406,8 @@ class PendingLog:
             entries = np.concatenate((taken.entries[taken.late :], entries))
             self._index.add(entries, np.concatenate((taken.dues[taken.late :], dues)))
             self._state = LogState.LOADED
+
+    # -- saving and packing ------------------------------------------------------------------------
 
     @property
     def unsaved(self) -> int:

@@ -54,6 +54,8 @@ class Saving:
         self._job: tuple[int, Iterator[SnapshotWritten | None]] | None = None
         self._log = LimitedLog(_log)
 
+    # -- account -----------------------------------------------------------------------------------
+
     def begin(self, start_ms: int) -> None:
         """A partition is about to hear of appends."""
         self._accounts[start_ms] = _Account(1 << 62)
@@ -91,6 +93,8 @@ class Saving:
         if account is not None:
             account.due_at = account.heard + entries
             account.told = False
+
+    # -- writing -----------------------------------------------------------------------------------
 
     def step(self, loaded: dict[int, tuple[Partition, list[PendingLog]]], now_ms: int) -> int:
         """Write one transaction of due snapshots; returns the number completed.

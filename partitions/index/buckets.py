@@ -487,6 +487,8 @@ class Buckets:
         # have no spare capacity, while those grown by update() take a sixth more memory.
         self.add_bitmap(start_ms, BitMap(array("I", ids.tobytes())))
 
+    # -- packed and unpacked -------------------------------------------------------------------
+
     def _taking(self, start_ms: int) -> BitMap | None:
         """The bitmap that takes what is added to a bucket; None: ``_put`` the first entries. Unpacks nothing."""
         kept = self._bitmaps.get(start_ms)

@@ -112,6 +112,8 @@ class DelayIndex:
             self._count += len(ids)
             self._fill(*self._intact(ids, dues), limit_ms, _ALL_IDS)
 
+    # -- adding --------------------------------------------------------------------------------
+
     def add_one(self, entry_id: int, due_ms: int) -> None:
         """Add one entry. O(1) amortised; InvalidArgument for a due time outside the partition's 2**32 ms."""
         offset_ms = due_ms - self._start_ms
@@ -142,6 +144,8 @@ class DelayIndex:
             ids = np.arange(ids, ids + len(dues), dtype=np.uint32)
         self._place(ids, dues)
         self._count += len(dues)
+
+    # -- firing --------------------------------------------------------------------------------
 
     def take(self, now_ms: int, limit: int) -> tuple[Ids, Dues]:
         """Remove and return at most ``limit`` entries with ``due_ms <= now_ms``, in ``(due_ms, entry_id)`` order.
@@ -187,6 +191,8 @@ class DelayIndex:
         failed, self._reading = self._reading, False
         return failed
 
+    # -- cancelling ----------------------------------------------------------------------------
+
     def discard_one(self, entry_id: int, due_ms: int) -> bool:
         """Remove one entry; False if it is not indexed. Quick where ``due_ms`` is the due column's, right always."""
         key = (due_ms - self._start_ms) << ID_BITS | entry_id
@@ -206,6 +212,8 @@ class DelayIndex:
             removed += self._buckets.discard(ids)
         self._count -= removed
         return removed
+
+    # -- saving and measuring ------------------------------------------------------------------
 
     def cut(self, limit_id: int) -> IndexCut:
         """A copy of the entries below ``limit_id``, to be taken in slices while others are added; see IndexCut."""

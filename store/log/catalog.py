@@ -140,6 +140,9 @@ def pages(environment: Environment, prefix: bytes) -> Iterator[list[tuple[bytes,
         start = following
 
 
+# -- topics ------------------------------------------------------------------------------------
+
+
 def find_topic(raw: Reads, name: str) -> TopicRecord | None:
     """The record of a topic by full name, None when there is none."""
     fields = fields_of(raw, fmt.topic_key(name))
@@ -178,6 +181,9 @@ def oldest_segment(environment: Environment) -> int | None:
     return None if fields is None else fmt.unpack_u64(fields)
 
 
+# -- ledgers of main logs ----------------------------------------------------------------------
+
+
 def add_ledger(transaction: Transaction, topic_id: int, now_ms: int) -> int:
     """Register a new, open ledger of a main log; returns its id."""
     ledger_id = take_numbers(transaction, LEDGERS)
@@ -190,6 +196,9 @@ def ledgers(raw: Reads, topic_id: int) -> list[tuple[int, LedgerRecord]]:
     """(ledger id, record) of a topic's main log, oldest first, those being removed included."""
     records = rows(raw, fmt.prefix(Table.LEDGER, topic_id))
     return [(fmt.trailing_u64(key), LedgerRecord.unpack(fields)) for key, fields in records]
+
+
+# -- partitions and frontiers ------------------------------------------------------------------
 
 
 def partitions(raw: Reads) -> list[tuple[int, PartitionRecord]]:
@@ -214,6 +223,9 @@ def frontiers(raw: Reads, topic_id: int | None = None) -> Iterator[tuple[int, in
     """(topic id, partition start_ms, record) of one topic or of all."""
     for key, fields in rows(raw, fmt.prefix(Table.FRONTIER, topic_id)):
         yield fmt.leading_u32(key), fmt.trailing_u64(key), FrontierRecord.unpack(fields)
+
+
+# -- subscriptions -----------------------------------------------------------------------------
 
 
 def cursors(raw: Reads, topic_id: int | None = None) -> Iterator[tuple[int, str, CursorRecord]]:

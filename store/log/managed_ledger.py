@@ -151,6 +151,8 @@ class ManagedLedger:
             raise CorruptRecord(f"topic {topic_id} has no open ledger")
         return cls(topic_id, _view(tuple(closed), tail, created_ms), runs_, limits, changed)
 
+    # -- the list --------------------------------------------------------------------------------
+
     def ledgers(self) -> list[LedgerInfo]:
         """Every ledger, oldest first, the open one last."""
         view = self._view
@@ -215,6 +217,8 @@ class ManagedLedger:
         """The position that the next append gets."""
         tail = self._view.tail
         return Position(tail.ledger_id, tail.entries)
+
+    # -- changes ---------------------------------------------------------------------------------
 
     def append_message(
         self, transaction: Transaction, due_ms: int, fields: bytes, body: bytes, now_ms: int

@@ -127,6 +127,8 @@ class PendingQuotas(StoreListener):
             for topic in wanted:
                 self._most.pop(topic.topic_id, None)
 
+    # -- what happens --------------------------------------------------------------------------------
+
     def fired(self, topic_id: int, dues: npt.NDArray[np.int64], now_ms: int) -> None:
         if topic_id in self._most:
             self._fewer.add(topic_id)

@@ -376,6 +376,9 @@ def _aligned(column: str) -> str:
     return "number" if column.startswith(">") else ""
 
 
+# -- what is wrong -------------------------------------------------------------------------------
+
+
 def _verdict(audit: Audit) -> str:
     errors = sum(found.severity == ERROR for found in audit.findings)
     warnings = len(audit.findings) - errors
@@ -427,6 +430,9 @@ def _with_code(text: str) -> str:
 def _finding(found: AuditFinding) -> str:
     entries = f" ({plural(found.entries, 'message')})" if found.entries > 1 else ""
     return f'<p class="address">{_text(found.address)}</p><p class="soft">{_text(found.message)}{entries}</p>'
+
+
+# -- how much there is ---------------------------------------------------------------------------
 
 
 def _figures(audit: Audit) -> str:
@@ -536,6 +542,9 @@ def _by_topic(audit: Audit) -> list[tuple[object, ...]]:
          moment(row.newest_due_ms), row.pending, row.fired, row.acknowledged, row.cancelled)
         for row in sorted(topics.values(), key=lambda row: (-row.messages, row.topic))
     ]  # fmt: skip
+
+
+# -- what holds it -------------------------------------------------------------------------------
 
 
 def _held(audit: Audit) -> str:

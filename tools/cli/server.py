@@ -150,6 +150,8 @@ class Server:
             raise InvalidArgument("--server", self._rest.url, reason)
         return getattr(self, name)(**arguments)
 
+    # -- topics ----------------------------------------------------------------------------------------
+
     def topics(self, namespace: str | None = None) -> Iterator[str]:
         for each in self._namespaces() if namespace is None else [validate_namespace_name(namespace)]:
             yield from self._rest.get(f"/admin/v2/persistent/{each}")
@@ -200,6 +202,8 @@ class Server:
             ],
         }
 
+    # -- messages --------------------------------------------------------------------------------------
+
     def scheduled(
         self,
         topic: str,
@@ -240,6 +244,8 @@ class Server:
             done += self._rest.ask("POST", f"{_duelog(topic)}/{verb}", given)["messages"]
         return done
 
+    # -- subscriptions ---------------------------------------------------------------------------------
+
     def subscriptions(self, topic: str) -> list[str]:
         return list(self._rest.get(f"{_admin(topic)}/subscriptions"))
 
@@ -266,6 +272,8 @@ class Server:
 
     def expire(self, topic: str, subscription: str, older_than: float) -> None:
         self._rest.ask("POST", f"{_subscription(topic, subscription)}/expireMessages/{max(ceil(older_than), 1)}")
+
+    # -- policies --------------------------------------------------------------------------------------
 
     def policies(
         self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None

@@ -283,6 +283,9 @@ def small_batches(raw: Reads, store: Path, table: str) -> Iterator[pa.RecordBatc
         yield pa.RecordBatch.from_pylist(found, schema=schema)
 
 
+# -- markers -------------------------------------------------------------------------------------
+
+
 def marker_ledgers(raw: Reads, topics: frozenset[str] | None = None) -> list[MarkerLedger]:
     """The ledgers of the main logs of all topics, or of some; those being removed are left out."""
     found = []

@@ -328,6 +328,9 @@ class PendingSlice(NamedTuple):
     as_of_ms: int
 
 
+# -- planning ------------------------------------------------------------------------------------
+
+
 def plan_pending(
     store: Path, wanted: Wanted | None = None, *, as_of_ms: int | None = None, sizes: Sizes = USUAL
 ) -> list[PendingSlice]:
@@ -430,6 +433,9 @@ def _main_ranges(raw: Reads, wanted: Wanted) -> Iterator[LogRange]:
         tail = find_tail(raw, "main", ledger_id)
         if tail:
             yield LogRange(topic_id, topic, ledger_id, 0, tail)
+
+
+# -- reading -------------------------------------------------------------------------------------
 
 
 def scan_pending(

@@ -274,6 +274,9 @@ def _ranges(entries: BitMap) -> list[tuple[int, int]]:
     return [(int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)]
 
 
+# -- partitions --------------------------------------------------------------------------------
+
+
 def mend_partition(
     main: Environment, environment: Environment, start_ms: int, logs: dict[int, int], markers: Mapping[int, Marked],
     account: Account,
@@ -345,6 +348,9 @@ def recount_references(transaction: Transaction, account: Account) -> None:
             changed: PartitionRecord = record._replace(references=references)
             transaction.put(fmt.partition_key(start_ms), changed.pack())
             account.say(f"partition {start_ms}: {references} topics hold it, not {record.references}")
+
+
+# -- main logs ---------------------------------------------------------------------------------
 
 
 def reconcile(transaction: Transaction, lost: dict[int, BitMap], open_log: OpenLog, account: Account) -> None:

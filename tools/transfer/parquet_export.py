@@ -237,6 +237,9 @@ def _remove_staging(dest: Path) -> None:
         remove_tree(moved)
 
 
+# -- one slice -----------------------------------------------------------------------------------
+
+
 def export_slice(task: Task) -> list[StagedFile]:
     """Write the messages of a slice into a directory among the staged ones that no other attempt has, on disk."""
     part, staging = task
