@@ -153,6 +153,8 @@ def buffer() -> memoryview:
 
 def framed(*pieces: bytes) -> bytes:
     """A frame of a body, given in pieces."""
+    if len(pieces) == 1:
+        return HEAD.pack(len(pieces[0])) + pieces[0]
     return b"".join((HEAD.pack(sum(map(len, pieces))), *pieces))
 
 

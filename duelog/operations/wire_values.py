@@ -105,7 +105,7 @@ def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
     try:
         return msgpack.unpackb(
             body,
-            ext_hook=lambda code, data: _READERS[code](data, others),
+            ext_hook=_read_alone if not others else lambda code, data: _READERS[code](data, others),
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
@@ -113,6 +113,11 @@ def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
         raise
     except (*_UNREADABLE, msgpack.UnpackException) as error:
         raise InvalidArgument("frame", bytes(body[:40]), f"cannot be read: {error!r}") from None
+
+
+def _read_alone(code: int, data: bytes) -> Any:
+    """Read a value of an extension type, of a body that has no objects of the client's."""
+    return _READERS[code](data, ())
 
 
 def columns(value: Any, others: list[Any] | None = None) -> Any:

@@ -96,9 +96,10 @@ class EnvironmentBatch(Transaction):
             entry = changed(key, self._entry(key), change)
         else:
             entry = BitChange(change.members(before), bits_of(key, None), whole=True)
-        for kind, members in ((RowKind.SUBTRACT, change.taken), (RowKind.UNITE, change.united)):
-            if members:
-                self._change(kind, key, entry, members.serialize())
+        if change.taken:
+            self._change(RowKind.SUBTRACT, key, entry, change.taken.serialize())
+        if change.united:
+            self._change(RowKind.UNITE, key, entry, change.united.serialize())
 
     def _change(self, kind: RowKind, key: bytes, entry: Entry, value: bytes) -> None:
         self.records[key] = entry
