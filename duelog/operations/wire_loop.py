@@ -21,7 +21,9 @@ from contextlib import suppress
 
 _THREADS = 16
 _ROUNDS = 8
-"""So often sockets are looked at before what has come is written, where more than one message was the last time."""
+"""So often sockets are looked at before what has come is written, so that many messages are one group."""
+_ALONE = 8
+"""They are not once so many turns have had something of one and the same socket: it waits for its answer."""
 _LONG_S = 0.003
 """Another thread serves the connections once the one that did has written for so long."""
 _QUIET_S = 0.1
@@ -37,11 +39,11 @@ class WireLoop:
     """The thread, from `start` to `end`: one of two, the other stands by. Others may call `later`, `submit`, `end`."""
 
     def __init__(
-        self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], int]
+        self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], None]
     ) -> None:
         """failed: hears in the thread of an error of what it did, which goes on. Raises OSError.
 
-        take_up: asked after each turn whether there is something to write, by `write`, which says how many together.
+        take_up: asked after each turn whether there is something to write, by `write`.
         """
         self.selector = selectors.DefaultSelector()
         """Sockets with the `Ready` of each. Of the thread."""
@@ -57,6 +59,8 @@ class WireLoop:
         self.selector.register(self._wakes, selectors.EVENT_READ, self._drain)
         self.pool = _Pool(_THREADS)
         self._take_up, self._write = take_up, write
+        self._served, self._in_row = -1, 0
+        """The socket that was served last, and how often it was in a row. Of the thread."""
         self._turning: int | None = None
         """The thread that takes a turn; None: it writes."""
         self._change = threading.Lock()
@@ -108,7 +112,7 @@ class WireLoop:
                 pass
 
     def _run(self) -> None:
-        here, together = threading.get_ident(), 0
+        here = threading.get_ident()
         while not self._ended:
             if self._serving != here:
                 self._stand_by(here)
@@ -116,7 +120,7 @@ class WireLoop:
             self._turning = here
             try:
                 self._turn()
-                for _ in range(_ROUNDS if together > 1 else 0):  # what has come meanwhile is written with it
+                for _ in range(_ROUNDS if self._in_row < _ALONE else 0):  # what has come meanwhile is written with it
                     if self._ended or not self._serve(0):  # a client taken after the end would never be told of it
                         break
             except Exception as error:
@@ -128,7 +132,7 @@ class WireLoop:
                     self._writes += 1
                     if self._rests:
                         self._call()
-                together = self._write()
+                self._write()
                 with self._change:
                     if self._serving == here:
                         self._writing_since = None
@@ -171,7 +175,10 @@ class WireLoop:
         """Serve the sockets that are ready; False: none are."""
         ready = self.selector.select(timeout)
         for key, events in ready:
+            if key.fd != self._served:
+                self._served, self._in_row = key.fd, 0
             key.data(events)
+        self._in_row += len(ready)
         return bool(ready)
 
     def _wait_exactly(self, seconds: float) -> float:

@@ -194,10 +194,10 @@ class Outbox:
             self._state = _WRITING
         return True
 
-    def write(self) -> int:
-        """Write until nothing waits; how many of the largest group. REQUIRES: `take_up`. Raises nothing."""
+    def write(self) -> None:
+        """Write until nothing waits. REQUIRES: `take_up`. Raises nothing."""
         self._writer = threading.get_ident()
-        return self._work()
+        self._work()
 
     def _begin(self) -> None:
         """Have the outbox's own thread write. REQUIRES: the lock. Raises ResourceShortage."""
@@ -226,11 +226,9 @@ class Outbox:
                 self._state = _WRITING
             self.write()
 
-    def _work(self) -> int:
+    def _work(self) -> None:
         """Write what waits, group by group, until nothing does. Nothing that others supplied or raise ends it."""
-        most = 0
         while items := self._take():
-            most = max(most, len(items))
             wanted = [
                 item for item in items if item.wanted is None or call_supplied(item.wanted, item.token) is not False
             ]
@@ -256,7 +254,6 @@ class Outbox:
                 results.append((item.token, outcome))
             for done, results in heard.items():
                 call_supplied(done, results)
-        return most
 
     def _settled(self, items: Sequence[Outgoing], outcomes: Sequence[PutOutcome]) -> Sequence[PutOutcome]:
         """Wait for the copy; the outcomes, with the error of those that are not known to be there."""
