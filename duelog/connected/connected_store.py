@@ -93,6 +93,8 @@ def connect(
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
     text, patience_s = os.fspath(place), duration_ms("reconnect", reconnect) / 1_000
+    if "://" in text and not is_address(text):
+        raise InvalidArgument("place", place, "expected a directory, duelog://host:port or duelog+ssl://host:port")
     deadline = time.monotonic() + duration_ms("wait", wait) / 1_000
     if patience_s > LONGEST_RECONNECT_S:
         raise InvalidArgument("reconnect", reconnect, f"expected at most {LONGEST_RECONNECT_S} s")

@@ -39,6 +39,7 @@ from .wire import (
     checked_greeting,
     framed,
 )
+from .wire_address import is_address
 
 _log = logging.getLogger("duelog.connect")
 
@@ -524,7 +525,8 @@ def is_gone(error: BaseException) -> bool:
 
 def nobody(place: str) -> Disconnected:
     """The error where no process has the store open."""
-    return Disconnected(f"{place}: no process serves this store; `duelog serve {place}` does")
+    how = f"DIRECTORY --listen {place.partition('://')[2].rstrip('/')}" if is_address(place) else place
+    return Disconnected(f"{place}: no process serves this store; `duelog serve {how}` does")
 
 
 def _socket_in(path: Path) -> socket.socket | None:

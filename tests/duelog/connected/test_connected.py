@@ -100,8 +100,12 @@ def test_nobody_serves_is_one_line_that_says_how(tmp_path: Path) -> None:
         Disconnected, match=rf"^{tmp_path}/data: no process serves this store; `duelog serve {tmp_path}"
     ):
         duelog.connect(tmp_path / "data")
+    with pytest.raises(Disconnected, match=r"`duelog serve DIRECTORY --listen localhost:1` does"):
+        duelog.connect("duelog://localhost:1/")
     with pytest.raises(InvalidArgument, match="place=5: expected the path"):
         duelog.connect(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"place='http://x': expected a directory, duelog://host:port"):
+        duelog.connect("http://x")
 
 
 def test_a_process_that_is_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
