@@ -23,7 +23,7 @@ _THREADS = 16
 _ROUNDS = 8
 """So often sockets are looked at before what has come is written, so that many messages are one group."""
 _ALONE = 8
-"""They are not once so many turns have had something of one and the same socket: it waits for its answer."""
+"""They are not once so many turns have had one message each, of the same socket: its client waits for the answer."""
 _LONG_S = 0.003
 """Another thread serves the connections once the one that did has written for so long."""
 _QUIET_S = 0.1
@@ -39,11 +39,11 @@ class WireLoop:
     """The thread, from `start` to `end`: one of two, the other stands by. Others may call `later`, `submit`, `end`."""
 
     def __init__(
-        self, failed: Callable[[Exception], object], take_up: Callable[[], bool], write: Callable[[], None]
+        self, failed: Callable[[Exception], object], take_up: Callable[[], int], write: Callable[[], None]
     ) -> None:
         """failed: hears in the thread of an error of what it did, which goes on. Raises OSError.
 
-        take_up: asked after each turn whether there is something to write, by `write`.
+        take_up: asked after each turn how many messages there are to write, by `write`.
         """
         self.selector = selectors.DefaultSelector()
         """Sockets with the `Ready` of each. Of the thread."""
@@ -60,7 +60,7 @@ class WireLoop:
         self.pool = _Pool(_THREADS)
         self._take_up, self._write = take_up, write
         self._served, self._in_row = -1, 0
-        """The socket that was served last, and how often it was in a row. Of the thread."""
+        """The socket that was served last, and how often in a row it had one message at most. Of the thread."""
         self._turning: int | None = None
         """The thread that takes a turn; None: it writes."""
         self._change = threading.Lock()
@@ -125,7 +125,8 @@ class WireLoop:
                         break
             except Exception as error:
                 self._failed(error)
-            if self._take_up():
+            if (waiting := self._take_up()) > 0:
+                self._in_row = 0 if waiting > 1 else self._in_row
                 self._turning = None
                 with self._change:
                     self._writing_since = time.monotonic()

@@ -186,13 +186,13 @@ class Outbox:
                 raise
         return True
 
-    def take_up(self) -> bool:
-        """Have the caller be the thread that writes, by `write`; False: nothing waits, or another thread writes."""
+    def take_up(self) -> int:
+        """Have the caller be the thread that writes what waits, by `write`: how many; 0: none, or another writes."""
         with self._condition.lock:
             if not self._items or self._state != _IDLE:
-                return False
+                return 0
             self._state = _WRITING
-        return True
+            return len(self._items)
 
     def write(self) -> None:
         """Write until nothing waits. REQUIRES: `take_up`. Raises nothing."""
