@@ -13,6 +13,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
+from msgspec import ValidationError, convert
+
 from ..store.errors import InvalidArgument
 from .lookup.compatibility import Compatibility
 from .protocol.frames import MAX_MESSAGE_SIZE
@@ -334,21 +336,10 @@ def read_settings(cls: type[S], path: Path | None, **settings: Any) -> S:
 
 def _checked(name: str, value: object, expected: Any) -> Any:
     """A value of a file in the type of its field."""
-    allowed = set(get_args(expected)) - {NoneType} if NoneType in get_args(expected) else {expected}
-    (kind,) = allowed
-    if get_origin(kind) is tuple:
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return tuple(value)
-    elif get_origin(kind) is dict:
-        if isinstance(value, dict):
-            return value
-    elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-    elif kind is Path:
-        if isinstance(value, str):
-            return Path(value)
-    elif isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
-        return value
-    shown = {Path: "a path", tuple: "a list of texts", dict: "a table", str: "a text", int: "an integer"}
-    raise InvalidArgument(name, value, f"expected {shown.get(get_origin(kind) or kind, kind.__name__)}")
+    (kind,) = set(get_args(expected)) - {NoneType} if NoneType in get_args(expected) else {expected}
+    try:
+        return convert(value, kind, dec_hook=lambda _, found: Path(found))
+    except ValidationError:
+        shown = {Path: "a path", tuple: "a list of texts", dict: "a table", str: "a text", int: "an integer"}
+        reason = f"expected {shown.get(get_origin(kind) or kind, kind.__name__)}"
+        raise InvalidArgument(name, value, reason) from None
