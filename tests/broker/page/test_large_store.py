@@ -5,6 +5,9 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import numpy as np
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from duelog import DelayedStore, Message
 from tests.broker.page.test_browser import Shown, browser, pytestmark, serious, show, store, sync_api

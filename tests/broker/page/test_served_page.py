@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
 import duelog
 from duelog import DelayedStore
 from duelog.broker.operate.client_message import _Single
