@@ -54,14 +54,12 @@ def time_ms(field: str, text: str) -> int:
     return ms
 
 
-def time_range_ms(
-    start_field: str, start: str | None, end_field: str, end: str | None
-) -> tuple[int | None, int | None]:
-    """Two instants, each None where it is not given. Raises InvalidArgument, also where the second is the earlier."""
-    start_ms = None if start is None else time_ms(start_field, start)
-    end_ms = None if end is None else time_ms(end_field, end)
+def time_range_ms(start: str | None, end: str | None) -> tuple[int | None, int | None]:
+    """--from and --until, each None where it is not given. Raises InvalidArgument, also where the second is earlier."""
+    start_ms = None if start is None else time_ms("--from", start)
+    end_ms = None if end is None else time_ms("--until", end)
     if start_ms is not None and end_ms is not None and end_ms < start_ms:
-        raise InvalidArgument(end_field, end, f"is before {start_field}={start!r}")
+        raise InvalidArgument("--until", end, f"is before --from={start!r}")
     return start_ms, end_ms
 
 

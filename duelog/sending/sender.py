@@ -108,7 +108,8 @@ class Sender:
         for start, limit in self.pieces(batch, 0 if also is None else _ALSO_BYTES):
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
             extra = None if also is None else at_places(also, range(start, limit))
-            ids.append(self._send_group([topic], None, piece, now_ms, extra))
+            with ExitStack() as leases:
+                ids.append(self.write(self._work([topic], None, piece, now_ms, extra, leases)))
             self._policies.stored(topic.name, piece.overridden)
             topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
@@ -210,18 +211,6 @@ class Sender:
         size += _COLUMN_BYTES * count
         if size > most:
             raise InvalidArgument("messages", count, f"they take {size} bytes, a group of messages at most {most}")
-
-    def _send_group(
-        self,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        also: GroupAlso | None,
-    ) -> MessageIds:
-        """`owners` None: all are of one topic."""
-        with ExitStack() as leases:
-            return self.write(self._work(topics, owners, batch, now_ms, also, leases))
 
     def _work(
         self,

@@ -160,7 +160,7 @@ def scheduled(
     $ duelog scheduled data reminders --from 2026-12-01T00:00Z --until 2026-12-02T00:00Z
     $ duelog scheduled --server http://localhost:8080 reminders
     """
-    start_ms, end_ms = time_range_ms("--from", start, "--until", end)
+    start_ms, end_ms = time_range_ms(start, end)
     with store.opened() as there:
         found = list(there.scheduled(topic, start_ms, end_ms, limit + 1, newest_first))
     shown = found[:limit]
@@ -190,7 +190,7 @@ def count(
 
     $ duelog count data reminders --until 2026-12-02T00:00Z --prefix order-
     """
-    start_ms, end_ms = time_range_ms("--from", start, "--until", end)
+    start_ms, end_ms = time_range_ms(start, end)
     with asked(store, writes=False) as opened:
         found = opened.count(topic, start_ms, end_ms, prefix)
     output.answer({"count": found}, f"{found:,}")

@@ -193,7 +193,7 @@ def export(
         from ..transfer.parquet_export import export_store, fleet_row
     except ImportError as error:
         raise NeedsArrow("duelog export", error) from None
-    wanted = Wanted.of(topic or None, partition or None, *time_range_ms("--from", from_, "--until", until))
+    wanted = Wanted.of(topic or None, partition or None, *time_range_ms(from_, until))
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
     if is_fleet(stores):

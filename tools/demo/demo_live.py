@@ -10,7 +10,6 @@ import asyncio
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -71,9 +70,7 @@ class LiveReplay:
             self._ended.set()
 
 
-def show_demo(
-    store: Path | None, years: int, all_: bool, speed: float, announce: Callable[[str], object] | None = None
-) -> None:
+def show_demo(store: Path | None, years: int, all_: bool, speed: float) -> None:
     """Replay the trace, and serve the page of it, until SIGTERM or Ctrl-C. store: None: a temporary one."""
     trace = load_trace() if all_ else load_trace().last_years(years)
 
@@ -81,7 +78,7 @@ def show_demo(
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await serve_page(asking(opened), announce or _say, ended)
+        await serve_page(asking(opened), _say, ended)
 
     with ExitStack() as stack:
         path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"
