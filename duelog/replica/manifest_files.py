@@ -4,7 +4,6 @@ A file is copied to the disk first, compacted, then uploaded; one at a time. One
 """
 
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -121,7 +120,8 @@ class ManifestFiles:
         require_space(scratch, file.size + _KEPT_BYTES, "to copy a file for the replica")
         target = scratch / path.name
         shutil.copyfile(path, target)
-        os.truncate(target, file.size)
+        with target.open("r+b") as copied:
+            copied.truncate(file.size)
         put = self._put(file, target)
         target.unlink()
         return put

@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("story", help="a module of this folder: power_work, power_letters, power_keys, power_schedules")
     parser.add_argument("--states", type=int, default=1000)
-    parser.add_argument("--durability", choices=("commit", "relaxed", "none"), default="commit")
+    parser.add_argument("--durability", choices=("commit", "replicated", "relaxed", "none"), default="commit")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--before", help="cut only right before this failpoint is reached")
     parser.add_argument("--mutant", help="a wrong engine of the story")

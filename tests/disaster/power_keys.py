@@ -22,7 +22,7 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Topi
 from duelog.errors import QuotaExceeded
 from duelog.markers.pending_entries import Outcome
 from duelog.markers.withdrawal import Withdrawals
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from duelog.store.policy.policy_records import Scope
 from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, SPAN_MS, START_MS, say
@@ -242,7 +242,7 @@ class Work:
             pass
 
 
-def work(path: Path, seed: int, durability: Durability) -> None:
+def work(path: Path, seed: int, durability: SendDurability) -> None:
     """Two sessions on one store; the first ends with a close, the second with the process."""
     source, clock, world = random.Random(seed), ManualClock(START_MS), World()
     for session in range(2):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock, Message
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from duelog.topics.ack_flusher import AckFlusher
 from duelog.topics.topic_state import SubscriptionState
 from tests.disaster.power_story import Facts
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {"max_redeliveries": 1, "run_entries": 4, "ledger_max
 STEPS = 14
 
 
-def work(path: Path, seed: int, durability: Durability) -> None:
+def work(path: Path, seed: int, durability: SendDurability) -> None:
     """Two sessions on one store; the first ends with a close, the second with the process."""
     source = random.Random(seed)
     clock = ManualClock(START_MS)

@@ -22,7 +22,7 @@ from typing import Any
 
 from duelog import DelayedStore, ManualClock, Schedule, Topic
 from duelog.errors import InvalidArgument
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE
 from tests.disaster.power_story import Facts
@@ -60,7 +60,7 @@ def every(topic: Topic, name: str, asked: Asked) -> Schedule:
     )  # fmt: skip
 
 
-def work(path: Path, seed: int, durability: Durability) -> None:
+def work(path: Path, seed: int, durability: SendDurability) -> None:
     """Two sessions on one store; the first ends with a close, the second with the process."""
     source, clock = random.Random(seed), ManualClock(START_MS)
     for session in range(2):

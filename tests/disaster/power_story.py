@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from duelog import DelayedStore, ManualClock
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from tests.disaster.power_trace import Operation
 from tests.disaster.working import CONFIG, START_MS
 
@@ -53,5 +53,5 @@ class Story(Protocol):
     TOLD: Callable[[], Facts]
 
     @staticmethod
-    def work(path: Path, seed: int, durability: Durability) -> None:
+    def work(path: Path, seed: int, durability: SendDurability) -> None:
         """Work on a store, say what is done, and end without closing."""

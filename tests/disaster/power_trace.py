@@ -302,6 +302,8 @@ class Trace:
             entries = [(*source, None)]
         elif call in ("rename", "renameat", "renameat2"):
             entries = [(*source, None), (*target, source[0].live[source[1]])]
+        elif call in ("link", "linkat"):
+            entries = [(*target, source[0].live[source[1]])]
         else:
             raise NotUnderstood(f"{call} under the recorded directory")
         for directory, name, node in entries:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from duelog import DelayedStore, ManualClock
-from duelog.store.config import Durability
+from duelog.store.config import SendDurability
 from duelog.store.files import failpoints
 from tests.conftest import LeadingClock
 from tests.disaster import power_mutants
@@ -25,18 +25,19 @@ LEAD_MS = 3_000
 """How early firing is in the second session."""
 
 
-def work(path: Path, seed: int, durability: Durability) -> None:
-    """Work, and end without closing."""
+def work(path: Path, seed: int, durability: SendDurability) -> None:
+    """Work, and end without closing; with durability "replicated" a store that ships."""
     for point in failpoints.POINTS:
         if not point.startswith("commit."):
             failpoints.arm(point, functools.partial(say, "hit", point))
     clock = LeadingClock(START_MS)
     for session in range(2):
         clock.lead_ms = LEAD_MS * session
-        config = replace(CONFIG, durability=durability, max_open_partitions=3 + 5 * session)
+        replica = "memory:///" if durability == "replicated" else None
+        config = replace(CONFIG, durability=durability, replica=replica, max_open_partitions=3 + 5 * session)
         store = DelayedStore.open(path, config, clock=clock)
         # With other durabilities it must be known what the last commit of an environment was.
-        together = durability == "commit"
+        together = config.local_durability == "commit"
         Worker(store, clock, f"{seed}/{session}", say).run(STEPS // 2, together=together)
         if session == 0:
             store.close()

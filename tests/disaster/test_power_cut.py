@@ -45,7 +45,7 @@ def cut(story: str, states: float, durability: str = "commit", *more: str) -> di
     return outcome
 
 
-@pytest.mark.parametrize(("durability", "share"), [("commit", 0.7), ("relaxed", 0.3)])
+@pytest.mark.parametrize(("durability", "share"), [("commit", 0.5), ("replicated", 0.2), ("relaxed", 0.3)])
 def test_a_power_cut_breaks_no_guarantee_with_durability(durability: str, share: float) -> None:
     """Each state opens, checks clean, has what was acknowledged, doubles nothing; "relaxed" may lose the last sends."""
     outcome = cut("power_work", STATES * share, durability)
