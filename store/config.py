@@ -260,5 +260,5 @@ class StoreConfig:
 
     @property
     def sets_bodies_apart(self) -> bool:
-        """True where bodies of large runs go to files of their own."""
-        return self.local_durability == "commit"
+        """True where bodies of large runs go to files of their own, flushed before the group that names them."""
+        return self.durability != "none"
