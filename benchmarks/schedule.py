@@ -1,5 +1,6 @@
 """schedule: messages per second into the store, in batches of 1,000 due over seven days, each batch durable.
 
+Batches that are due at once stand beside PostgreSQL's.
 The limits write the same bytes with nothing around them: raw LMDB a value for each message, a commit for each day that
 a batch touches, side by side; a file that grows, and one that is written over, with one fdatasync for each batch.
 Bytes written are those of the whole device until the subject is closed, for each byte of payload: other work counts.
@@ -24,10 +25,10 @@ LAST = Measure("rate of the last tenth", "messages/s", show=short)
 WRITTEN = Measure("bytes written", "a byte of payload", "less", lambda value: f"{value:.2f}")
 
 
-def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
+def measure(subject: str, n: int, directory: Path, *, at_once: bool = False) -> dict[str, float]:
     """Schedule `n` messages; payloads and due times are made before."""
     n = at_most(subject, n)
-    payloads, dues = load.payloads(load.BATCH), load.dues(n).tolist()
+    payloads, dues = load.payloads(load.BATCH), [load.NOW_MS] * n if at_once else load.dues(n).tolist()
     peer = make(subject, background=True)
     peer.open(directory, load.NOW_MS)
     try:
@@ -76,6 +77,13 @@ def main(argv: list[str]) -> int:
             other = results.find(case, limit, RATE.name)
             if other is not None:
                 results.target(f"{case}, against {other.label}", results.ratio(ours, other), least, "more", "x")
+    case = f"{options.n[0]:,} messages due at once"
+    chosen, arguments = subjects("duelog", "postgres"), {"n": options.n[0], "at_once": True}
+    compare(results, case, "benchmarks.schedule:measure", arguments, [RATE, CPU, LAST, WRITTEN], chosen)
+    for each in (f"{options.n[0]:,} messages", case):
+        ours, other = (results.find(each, key, RATE.name) for key in ("duelog", "postgres"))
+        if ours is not None and other is not None:
+            results.target(f"{each}, against {other.label}", results.ratio(ours, other), 2.5, "more", "x")
     results.show()
     bars(results, RATE.name, "Scheduling, batches of 1,000")
     return 0
