@@ -81,6 +81,11 @@ class DelayedBatch(NamedTuple):
     dues: Int64s
     bodies: Bodies
 
+    @property
+    def size(self) -> int:
+        """Bytes of the bodies."""
+        return int(self.bodies.sizes().sum())
+
     def parts(self, limits: RunLimits) -> list[Part]:
         """Each group, packed as runs."""
         dues, bodies, parts = self.dues, self.bodies, []
@@ -114,7 +119,7 @@ class ScatteredAppend:
 
         None, too, where `apart` and those of a log are so large that their bodies go to a file.
         """
-        if apart and is_large(largest_group(delayed.bodies, delayed.groups)):
+        if apart and is_large(largest_group(delayed.bodies, delayed.groups), delayed.size):
             return None
         partitions = [partition for partition in delayed.partitions if partition is not None]
         logs = [log for log in delayed.logs if log is not None]

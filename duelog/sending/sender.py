@@ -228,8 +228,10 @@ class Sender:
             if scattered is not None:
                 return lambda group: MessageIds(scattered(group), order)
         parts = [*direct, *(() if delayed is None else delayed.parts(self._run_limits))]
+        spread = 0 if delayed is None else delayed.size
 
         def work(group: WriteBatch) -> MessageIds:
+            group.spread = spread
             ids = MessageIds(self._write(group, parts, now_ms), order)
             if also is not None:
                 starts = {

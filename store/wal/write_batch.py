@@ -124,9 +124,12 @@ fifths of its processor's; with one log it is twice as quick.
 """
 
 
-def is_large(size: int) -> bool:
-    """Return whether bodies of `size` bytes for one ledger go to its body file."""
-    return size >= LARGE_BYTES
+def is_large(size: int, of: int = 0) -> bool:
+    """Return whether bodies of `size` bytes for one ledger go to its body file; `of`: those of a batch over ledgers.
+
+    The files of a batch are flushed side by side, so that a quarter for each is enough where all of it is large.
+    """
+    return size >= LARGE_BYTES or (of >= LARGE_BYTES and size >= LARGE_BYTES // 4)
 
 
 class WriteBatch(Staging):
@@ -147,6 +150,8 @@ class WriteBatch(Staging):
         """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
         self.bodies: dict[str, StagedBodies] = {}
         """By body file, what is appended to it before the group."""
+        self.spread = 0
+        """Bytes of the batch over ledgers that is being appended."""
         self._apart = 0
         """Bytes that its rows would be more with those bodies in them."""
         self.entries = 0
@@ -192,7 +197,7 @@ class WriteBatch(Staging):
 
         What follows a large one in its ledger goes there too, since that file is flushed anyway.
         """
-        large = is_large(len(value))
+        large = is_large(len(value), self.spread)
         if not has_bodies(value) or not (large or self.bodies):
             return value
         path = body_path(directory, ledger_id)

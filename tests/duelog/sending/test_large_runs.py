@@ -104,6 +104,19 @@ def test_a_vacant_partition_has_no_body_file_all_of_it_is_in_the_log(store: Dela
     assert received(store, clock) == sent
 
 
+def test_a_large_batch_over_days_has_a_body_file_for_each_that_gets_a_quarter(
+    store: DelayedStore, clock: ManualClock
+) -> None:
+    """Their flushes run side by side; a small batch goes by the log, and so does what a day gets little of."""
+    dues = [START_MS + hour * HOUR_MS for hour in (1, 1, 2, 2, 3)]
+    topic = store.topic("t")
+    topic.send_payloads(LARGE[:4], deliver_at=dues[:4])
+    assert bodies_of(store.path) == []
+    topic.send_payloads(LARGE[4:9], deliver_at=dues)
+    assert len(bodies_of(store.path)) == 2
+    assert sorted(received(store, clock)) == LARGE[:9]
+
+
 def test_messages_alone_and_small_batches_go_by_the_log(store: DelayedStore, clock: ManualClock) -> None:
     """A lone message waits for one flush, however large it is; so do batches that have little for each log."""
     store.topic("t").send(b"x" * 50_000)
