@@ -273,8 +273,9 @@ class Maintenance:
         return again_ms if due_ms is None else min(again_ms, due_ms)
 
     def _next_firing_ms(self) -> int | None:
+        """When to fire again: at half the lead before what is due, so that what is due until then is one commit."""
         due_ms = self._firing.next_due_ms()
-        return None if due_ms is None else due_ms - self._clock.lead_ms
+        return None if due_ms is None else due_ms - self._clock.lead_ms // 2
 
     def _trim(self, now_ms: int) -> int:
         if not self._surveyed:

@@ -39,11 +39,14 @@ def store(open_store: OpenStore, clock: LeadingClock) -> DelayedStore:
 def test_what_is_due_in_a_moment_is_written_ahead_and_given_to_nobody_before_its_time(
     store: DelayedStore, clock: LeadingClock
 ) -> None:
-    """A tick 5 ms before writes it, one 6 ms before does not; an early poll returns the time of the next one."""
+    """A tick 5 ms before writes it, one 6 ms before does not, and says 2 ms before: by then more may be due.
+
+    An early poll returns the time of the next one.
+    """
     store.topic("t").send_batch([Message(b"a", deliver_at=START_MS + 10), Message(b"b", deliver_at=START_MS + 20)])
     with noting_commits(clock) as written_ms, store.topic("t").subscribe("s") as consumer:
         clock.set(START_MS + 4)
-        assert (store.tick().fired, store.tick().next_due_ms) == (0, START_MS + 5)
+        assert (store.tick().fired, store.tick().next_due_ms) == (0, START_MS + 8)
         clock.set(START_MS + 5)
         assert store.tick().fired == 1
         assert written_ms == [START_MS + 5]
@@ -130,14 +133,14 @@ def test_upkeep_gives_way_once_to_who_is_to_be_woken_and_never_twice(
     monkeypatch.setattr(flusher, "flush", noted)
     clock.set(START_MS + 5)
     result, more = store._engine.slice()
-    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 6, True)  # then the next is to be fired
-    clock.set(START_MS + 6)
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 9, True)  # then the next is to be fired
+    clock.set(START_MS + 9)
     result, more = store._engine.slice()
     assert (result.fired, more) == (1, False)
     clock.set(START_MS + 15)
     result, more = store._engine.slice()
-    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 17, True)
-    clock.set(START_MS + 17)
+    assert (result.fired, result.next_due_ms, more) == (1, START_MS + 20, True)
+    clock.set(START_MS + 20)
     assert store.tick().fired == 1
     clock.set(START_MS + 497)
     result, more = store._engine.slice()
