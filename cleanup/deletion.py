@@ -36,7 +36,7 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
     A partition with entries that were quarantined as unreadable is kept until they are discarded. Raises DamagedStore
     for one whose pages may hide something.
     """
-    with partitions.lease(partition):
+    with partitions.lease(partition, partial=True):
         refuse_broken(partition.environment.path)
         logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
 

@@ -7,6 +7,7 @@ Finished generations in staging/ready/ are left to adoption.
 
 from pathlib import Path
 
+from ..partitions.away import directory_in_use
 from ..partitions.partition import partition_path
 from ..store.codec.format import PartitionState
 from ..store.env.environment import Environment
@@ -36,7 +37,11 @@ def sweep(path: Path, main: Environment) -> None:
     remove_unnamed_bodies(main)
     _clear(path / "trash")
     _clear(path / "staging", keep=READY)
-    kept = {generation for generation, record in paths.items() if record.state is not PartitionState.DELETING}
+    kept = {
+        directory_in_use(generation)
+        for generation, record in paths.items()
+        if record.state is not PartitionState.DELETING
+    }
     make_directory(path / "partitions")
     for directory in sorted((path / "partitions").iterdir()):
         for generation in sorted(directory.iterdir()) if directory.is_dir() else ():

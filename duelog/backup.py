@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from duelog.partitions.away import Away
 from duelog.partitions.partition import Partition, partition_path
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
@@ -53,11 +54,12 @@ _Generation = tuple[int, str]
 
 
 class HeldPartition(NamedTuple):
-    """A partition under a lease, and the view of it that is copied."""
+    """A partition under a lease, the view of it that is copied, and where the rows before are, if it is away."""
 
     partition: Partition
     environment: Environment
     read: HeldRead
+    away: Away | None
 
 
 class PointInTime:
@@ -88,7 +90,8 @@ class PointInTime:
         """The first segment of the log that the copy needs; None: it has none."""
         self.main = engine.storage.main.hold()
         try:
-            self._hold_each(self._partitions.watch(self._opened))
+            with self._partitions.relocating:
+                self._hold_each(self._partitions.watch(self._opened))
             if engine.storage.read_only:
                 self._hold_all()
             self._find_instant()
@@ -100,7 +103,10 @@ class PointInTime:
 
     def _find_instant(self) -> None:
         until = time.monotonic() + _PATIENCE_S
-        while not self._is_instant():
+        while True:
+            with self._partitions.relocating:
+                if self._is_instant():
+                    return
             if time.monotonic() > until:
                 raise StoreBusy(
                     self._engine.storage.path, f"no instant between two commits was found in {_PATIENCE_S:.0f} s"
@@ -120,8 +126,10 @@ class PointInTime:
             return False
         main = ReadTransaction(self.main.raw, _registrations(self.wal, applied_position(self.main.raw)))
         rows = [row for row in catalog.partitions(main) if row[1].state is not PartitionState.DELETING]
+        rests = {partition.start_ms: partition.path.name for partition in self._partitions if partition.away}
         generations = {
-            (start_ms, partition_path(Path(), start_ms, record.generation).name) for start_ms, record in rows
+            (start_ms, rests.get(start_ms) or partition_path(Path(), start_ms, record.generation).name)
+            for start_ms, record in rows
         }
         if self._engine.storage.read_only and generations - self._held.keys():
             self._hold_all()  # it has come, or has been replaced, since
@@ -144,7 +152,7 @@ class PointInTime:
     def _hold_all(self) -> None:
         for partition in self._partitions:
             try:
-                self._partitions.acquire(partition)
+                self._partitions.acquire(partition, partial=True)
             except DamagedStore:
                 if self._partitions.registered(partition):
                     raise
@@ -156,8 +164,8 @@ class PointInTime:
         environment = partition.environment
         generation = partition.start_ms, environment.path.name
         try:
-            if generation not in self._held:
-                self._held[generation] = HeldPartition(partition, environment, environment.hold())
+            if generation not in self._held and not partition.outdated:
+                self._held[generation] = HeldPartition(partition, environment, environment.hold(), partition.away)
                 return
         except BaseException:
             self._partitions.release(partition)
@@ -169,7 +177,7 @@ class PointInTime:
         generation = partition.start_ms, environment.path.name
         if self._left is None or generation in self._left:
             try:
-                self._held[generation] = HeldPartition(partition, environment, environment.hold())
+                self._held[generation] = HeldPartition(partition, environment, environment.hold(), partition.away)
                 partition.leases += 1
             except DuelogError as error:
                 self._unheld = error
@@ -199,7 +207,7 @@ class PointInTime:
         partition = self._partitions.get(start_ms)
         if partition is None:
             raise DamagedStore(partition_path(self._engine.storage.path, start_ms, 1).parent / name, "is missing")
-        with self._partitions.lease(partition):
+        with self._partitions.lease(partition, partial=True):
             if generation not in self._held:
                 raise self._unheld or DamagedStore(partition.path, f"is not generation {name}")
 
@@ -265,9 +273,16 @@ def _copy_all(engine: Engine, point: PointInTime, destination: Path) -> BackupRe
         make_directory(destination / name)
     files = _copy(engine.storage.main, point.main, destination / "main")
     point.main.release()
-    for partition, environment, read in point.partitions():
-        target = partition_path(destination, partition.start_ms, 1).with_name(environment.path.name)
-        files += _copy(environment, read, target)
+    for partition, environment, read, away in point.partitions():
+        if away is None:
+            target = partition_path(destination, partition.start_ms, 1).with_name(environment.path.name)
+            files += _copy(environment, read, target)
+        else:
+            from .replica.tiers import fetch_whole  # noqa: PLC0415 - only a store with days in a copy needs it
+
+            target = partition_path(destination, partition.start_ms, partition.generation)
+            fetch_whole(engine.shipping, partition, away, read.raw, target)
+            files.append(target / "data.mdb")
     if point.oldest_segment is not None:
         files += write_wal(destination, engine.storage.store_id, point.wal, point.oldest_segment)
     write_file(destination / "STORE", (engine.storage.path / "STORE").read_bytes())

@@ -420,6 +420,8 @@ class Census:
             return True
         if partition.received != tally.received or partition.generation != stats.generation:
             return True
+        if (0 if partition.away is None else partition.away.size) != stats.away_bytes:
+            return True
         is_open = partition.state is PartitionState.OPEN
         if is_open != (stats.state != "closed"):
             return True
@@ -432,7 +434,7 @@ class Census:
     def _count(self, partition: Partition) -> None:
         """Count the logs of a partition; one that is damaged, or was deleted meanwhile, is left out."""
         try:
-            with self._partitions.lease(partition):
+            with self._partitions.lease(partition, partial=True):
                 tally = self._counted(partition)
         except (DamagedStore, CorruptEntry, CorruptRecord):
             tally = None
@@ -493,7 +495,7 @@ class Census:
         partition = self._partitions.get(start_ms)
         bin_ms = min(MINUTE_MS, self._span_ms)
         found = np.zeros(-(-self._span_ms // bin_ms), np.int64)
-        if partition is None or partition.state is not PartitionState.OPEN:
+        if partition is None or partition.state is not PartitionState.OPEN or partition.away is not None:
             return found
         logs = self._firing.loaded.logs.get(start_ms, {})
         with self._partitions.lease(partition):

@@ -26,7 +26,7 @@ from duelog.store.position import MessageId
 
 from .backup import BackupResult, back_up
 from .check.check_store import Finding, check
-from .engine import Engine, open_engine, settled
+from .engine import Engine, begin_tiers, open_engine, settled
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import EntryReader, Operations
 from .operations.wire_peer import Admit
@@ -59,6 +59,8 @@ def _begin_shipping(engine: Engine) -> None:
         from .replica.manifest_files import begin_shipping  # noqa: PLC0415 - only a store with a replica needs it
 
         begin_shipping(engine, engine.shipping)
+    else:
+        begin_tiers(engine)
 
 
 class DelayedStore:

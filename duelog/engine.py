@@ -76,6 +76,7 @@ from .upkeep.scheduler import Scheduler, Wakeups
 
 if TYPE_CHECKING:
     from .replica.shipping import Shipping
+    from .replica.tiers import Tiers
 
 _log = logging.getLogger("duelog.maintenance")
 
@@ -174,6 +175,8 @@ class Engine:
         self.policies.warn_of(config)
 
         self.shipping = _shipping(storage, clock)
+        self.tiers: Tiers | None = None
+        """Gives days back to the copy, and fetches them; None: nothing is, or was, given back."""
         self.wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, self.shipping, undo)
         self.delivery = Delivery(self, suspensions, delivery_log)
         firing, inline = self.delivery.firing, self.delivery.inline
@@ -392,6 +395,8 @@ class Engine:
     def _stop(self) -> None:
         if self.shipping is not None:
             self.shipping.stop_manifests()
+        if self.tiers is not None:
+            self.tiers.close()
         if self.control is not None and not self.state.forked:
             self.control.stop()
         self.upkeep.maintenance.stopping = True
@@ -519,6 +524,19 @@ def _wal_writer(recovered: Recovered, waking: Waking, shipping: Shipping | None,
     return wal_writer
 
 
+def begin_tiers(engine: Engine) -> None:
+    """Have days be given back to the copy, and fetched, of a store that ships there, or has days there alone."""
+    storage, firing = engine.storage, engine.delivery.firing
+    if storage.read_only or (engine.shipping is None and not storage.partitions.away):
+        return
+    from .replica.tiers import Tiers  # noqa: PLC0415 - only a store with a copy needs it
+
+    background, maintenance = engine.waking.scheduler is not None, engine.upkeep.maintenance
+    engine.tiers = maintenance.tiers = Tiers(
+        storage, engine.clock, engine.shipping, firing.loaded, engine.waking.wakeups.wake, background=background
+    )
+
+
 def open_engine(
     path: Path,
     config: StoreConfig,
@@ -526,11 +544,11 @@ def open_engine(
     *,
     read_only: bool,
     records_defaults: bool = True,
-    begin: Callable[[Engine], None] = lambda engine: None,
+    begin: Callable[[Engine], None] = begin_tiers,
 ) -> Engine:
     """Open or make the store in `path`. Raises the errors of DelayedStore.open, and what `begin` raises.
 
-    begin: called before anything fires.
+    begin: called before anything fires; as a rule it has days fetched that lie in a copy alone.
 
     records_defaults: a store that has none recorded takes over those of `config`; without that it keeps everything.
     """

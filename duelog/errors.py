@@ -12,6 +12,7 @@ from duelog.store.errors import ConsumerBusy as ConsumerBusy
 from duelog.store.errors import CorruptEntry as CorruptEntry
 from duelog.store.errors import CorruptRecord as CorruptRecord
 from duelog.store.errors import DamagedStore as DamagedStore
+from duelog.store.errors import DayAway as DayAway
 from duelog.store.errors import DelayTooLong as DelayTooLong
 from duelog.store.errors import Deposed as Deposed
 from duelog.store.errors import DocumentChanged as DocumentChanged

@@ -87,6 +87,7 @@ REPLICA_FAILURES = "duelog.replica.failures"
 REPLICA_MANIFEST_AGE = "duelog.replica.manifest.age"
 REPLICA_EPOCH = "duelog.replica.epoch"
 REPLICA_ROLE = "duelog.replica.role"
+REPLICA_AWAY = "duelog.replica.away.size"
 
 DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 """Counters of a subscription, each a field of its statistics of the name's last word."""
@@ -98,7 +99,8 @@ OBSERVED = frozenset((SENT, *DELIVERED, REPLICA_PUTS, REPLICA_FAILURES))
 """Counters that are read at collection: counting costs no call of an instrument."""
 
 OF_REPLICA = (
-    REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE, REPLICA_EPOCH, REPLICA_ROLE
+    REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE, REPLICA_EPOCH, REPLICA_ROLE,
+    REPLICA_AWAY,
 )  # fmt: skip
 """Gauges of a store that has a copy; others report none of them."""
 
@@ -145,6 +147,7 @@ SPECS = (
     Spec(REPLICA_MANIFEST_AGE, "gauge", "s", _STORE, "Time since the newest manifest of the copy was taken"),
     Spec(REPLICA_EPOCH, "gauge", "{epoch}", _STORE, "Epoch in which this store leads: one more with each takeover"),
     Spec(REPLICA_ROLE, "gauge", "1", _STORE, "1: this store leads; 0: it refuses work, since another may lead"),
+    Spec(REPLICA_AWAY, "gauge", "By", _STORE, "Time partitions that are in the copy alone (max_local_bytes)"),
 )  # fmt: skip
 
 
@@ -360,6 +363,7 @@ class StoreMetrics(StoreListener):
             REPLICA_FAILURES: found.failures,
             REPLICA_EPOCH: found.epoch,
             REPLICA_ROLE: found.leads,
+            REPLICA_AWAY: self._figures.away_bytes(),
         }
         if found.manifest_age_ms is not None:
             values[REPLICA_MANIFEST_AGE] = found.manifest_age_ms / 1000

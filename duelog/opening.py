@@ -318,7 +318,7 @@ def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> int:
         partition = partitions.get(start_ms)
         if partition is None or partition.state is not PartitionState.OPEN:
             continue
-        with partitions.lease(partition), partition.environment.read() as raw:
+        with partitions.lease(partition, partial=True), partition.environment.read() as raw:
             tail = find_tail(raw, partition.name, record.ledger_id)
         if tail < record.absorbed_end:
             raise DamagedStore(

@@ -88,7 +88,7 @@ class TopicStats:
     index_bytes: delay indexes in memory. sent: messages that were sent to it, retries included, since this process
     opened the store. created_ms: when it was created (epoch ms), 0: repair made its record, which did not tell.
     furthest_due_ms: when the last of the pending messages is due (epoch ms); None: none is pending. It is looked for
-    among all that are due in the same partition: 0.1 s for a million.
+    among all that are due in the same partition: 0.1 s for a million. Of a partition that is away it is the end.
     """
 
     name: str
@@ -110,7 +110,7 @@ class PartitionStats:
     """A time partition: [start_ms, end_ms), its state ("future", "current", "closed", "deleting"), bytes on disk.
 
     holders: topics that have not released it, once it is closed. pending: messages not yet fired, those of deleted
-    topics apart, which never are.
+    topics apart, which never are. away_bytes: of it that are in the copy alone (`max_local_bytes`).
     """
 
     start_ms: int
@@ -122,6 +122,7 @@ class PartitionStats:
     pending: int
     holders: int
     disk_bytes: int
+    away_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class StoreStats:
     replica_manifest_age_ms: since the newest manifest; None: there is none. replica_error: why nothing is shipped now.
     replica_epoch: in which this store leads; replica_leads: False while it refuses work, since another may lead.
     All are None where there is no replica.
+    away_partitions, away_bytes: partitions that are in the copy alone, and what they take there.
     """
 
     topics: int
@@ -173,6 +175,8 @@ class StoreStats:
     replica_error: str | None = None
     replica_epoch: int | None = None
     replica_leads: bool | None = None
+    away_partitions: int = 0
+    away_bytes: int = 0
 
 
 class ReplicaFigures(NamedTuple):
@@ -415,6 +419,7 @@ def stats_of(
         0,
         record.references,
         size_bytes(partition.path),
+        0 if partition.away is None else partition.away.size,
     )
 
 
@@ -525,7 +530,7 @@ class Figures:
         return max(self._clock.now_ms() - min((each for each in dues if each), default=2**62), 0)
 
     def _open_partitions(self) -> Iterator[Partition]:
-        return self._storage.partitions.held(lambda partition: partition.state is PartitionState.OPEN)
+        return self._storage.partitions.held(lambda partition: partition.state is PartitionState.OPEN, partial=True)
 
     def pending_in(self, partition: Partition, log: PartitionLog) -> int:
         # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
@@ -573,7 +578,7 @@ class Figures:
     def of_partitions(self) -> list[PartitionStats]:
         """Every partition, by start; O(logs), each partition opened if it is not."""
         now_ms, found = self._clock.now_ms(), []
-        for partition in self._storage.partitions.held():
+        for partition in self._storage.partitions.held(partial=True):
             logs = partition.logs()
             with self._storage.main.read() as main, partition.environment.read() as raw:
                 stats = stats_of(partition, main, raw, len(logs), sum(log.ledger.entries for log in logs), now_ms)
@@ -620,6 +625,8 @@ class Figures:
             *astuple(delivered),
         )
         more: dict[str, Any] = {f"disk_{part}_bytes": size for part, size in parts.items()}
+        more |= {"away_partitions": sum(each.away_bytes > 0 for each in partitions)}
+        more |= {"away_bytes": sum(each.away_bytes for each in partitions)}
         if replica is not None:
             more |= {f"replica_{name}": value for name, value in replica._asdict().items()}
         return replace(stats, **more)
@@ -634,12 +641,16 @@ class Figures:
         counts = state.lag_ms, state.lag_bytes, state.puts, state.failures
         return ReplicaFigures(*counts, age_ms, state.error, state.epoch, state.leads)
 
+    def away_bytes(self) -> int:
+        """Bytes of partitions that are in the copy alone."""
+        return sum(each.away.size for each in self._storage.partitions if each.away is not None)
+
     # -- why a partition is kept -------------------------------------------------------------------
 
     def snapshots(self, start_ms: int) -> SnapshotStats:
         """See `DelayedStore.snapshots`."""
         partition = self._partition(start_ms)
-        with self._storage.partitions.lease(partition):
+        with self._storage.partitions.lease(partition, partial=True):
             logs = partition.logs()
             found = list(inspect_snapshots(partition.environment))
         saved = {each.ledger_id: each.metadata for each in found if each.metadata is not None}  # the newest comes last
@@ -672,7 +683,7 @@ class Figures:
         return reasons or [Keeper("next tick", "", "", 0, "nothing keeps it: the next tick goes on with it")]
 
     def _unfired(self, partition: Partition) -> Iterator[Keeper]:
-        with self._storage.partitions.lease(partition):
+        with self._storage.partitions.lease(partition, partial=True):
             for log in partition.logs():
                 topic = self._topics.by_id(log.topic_id)
                 count = self.pending_in(partition, log)

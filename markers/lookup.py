@@ -37,7 +37,7 @@ def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> P
             if hint is not partition:
                 partitions.by_ledger[ledger_id] = partition
             return partition
-    for partition in partitions.held():
+    for partition in partitions.held(partial=True):
         log = partition.log(topic_id)
         if log is not None and log.ledger_id == ledger_id:
             return partition
@@ -142,9 +142,24 @@ def count_scheduled(main: Environment, partitions: PartitionSet, topic_id: int, 
 
 
 def furthest_due_ms(main: Environment, partitions: PartitionSet, topic_id: int) -> int | None:
-    """When the last of the messages that `scheduled` has is due; None: there is none. Reads few due columns."""
-    found = _unfired_logs(main, partitions, topic_id, 0, MAX_DUE_MS + 1, backwards=True)
-    return next((int(dues[-1]) for _, _, _, dues in found if len(dues)), None)
+    """When the last of the messages that `scheduled` has is due; None: there is none. Reads few due columns.
+
+    Of a partition that is away, which is not fetched for it, its last millisecond.
+    """
+    for partition in partitions.held(lambda each: each.state is PartitionState.OPEN, backwards=True, partial=True):
+        log = partition.log(topic_id)
+        if log is None:
+            continue
+        tail = log.ledger.entries
+        if partition.away is not None:
+            with main.read() as raw:
+                if tail > len(members(raw, Table.CANCELLED, log.ledger_id)):
+                    return partition.end_ms - 1
+            continue
+        _, dues = unfired(main, partition, topic_id, log.ledger_id, tail, 0, MAX_DUE_MS + 1)
+        if len(dues):
+            return int(dues[-1])
+    return None
 
 
 def _unfired_logs(

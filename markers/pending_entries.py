@@ -153,6 +153,21 @@ class PendingEntries:
             for partition in leased:
                 self._partitions.release(partition)
 
+    def fetch(
+        self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None, *, bodies: bool = False
+    ) -> None:
+        """Have the partitions that `located` reads be on this machine, whatever that takes: `gate` is not held.
+
+        Raises as `PartitionSet.at_hand`.
+        """
+        if not self._partitions.away:
+            return
+        for ledger_id in {message_id.ledger_id for message_id in ids}:
+            if log.entries_of(ledger_id) is None:
+                partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
+                if partition is not None and (bodies or partition.start_ms <= self._firing.passed_ms):
+                    self._partitions.at_hand(partition)
+
     def _far_tail(self, partition: Partition, topic_id: int, ledger_id: int) -> int | None:
         """Return the end of a log of a partition so far away that none of it has fired, or is in memory.
 
@@ -161,6 +176,9 @@ class PendingEntries:
         if partition.state is not PartitionState.OPEN or not self._firing.is_far(partition.start_ms):
             return None
         log = partition.known_log(topic_id)
+        if log is None and partition.away is not None:
+            with self._partitions.lease(partition, partial=True):
+                log = partition.log(topic_id)
         return None if log is None or log.ledger_id != ledger_id else log.ledger.entries
 
     def _existing(

@@ -51,6 +51,7 @@ class Withdrawals:
         CANCELLED and ALREADY_CANCELLED: it is never delivered. FIRED: it is in the main log. UNKNOWN: the
         topic has no such message, or none any more.
         """
+        self._entries.fetch(log, ids, known, bodies=keyed)
         with self._entries.gate.reading(), self._entries.located(log, ids, known, bodies=keyed) as (logs, outcomes):
             # a key whose message cannot be read holds no more once that is cancelled, recorded or not
             keys = _keys(_bodies(logs)) if keyed else {}
@@ -69,11 +70,13 @@ class Withdrawals:
         self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
     ) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for a message that it would cancel. Changes nothing."""
+        self._entries.fetch(log, ids, known)
         with self._entries.gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
             return self._entries.states(log.topic_id, logs, outcomes)
 
     def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
         """Where the marker of a message of a partition log is; None: it has not fired, was cancelled, or is gone."""
+        self._entries.fetch(log, [message_id])
         with self._entries.gate.reading(), self._entries.located(log, [message_id]) as (logs, _):
             fired = self._entries.fired(log.topic_id, logs)
         if fired is None:
@@ -90,6 +93,7 @@ class Withdrawals:
         Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
         Raises CorruptEntry (a body cannot be read).
         """
+        self._entries.fetch(log, ids, bodies=True)
         with self._entries.gate.reading(), self._entries.located(log, ids, bodies=True) as (logs, outcomes):
             now_ms = self._clock.now_ms()
             for found in logs:
@@ -121,6 +125,9 @@ class Withdrawals:
         To be written within the block. Gives for each batch where its messages are, by row, and how many of its `olds`
         were cancelled.
         """
+        for batch in batches:
+            for known, ids in _by_partition(batch).items():
+                self._entries.fetch(batch.log, ids, known)
         with self._entries.gate.reading(), ExitStack() as leases:
             now_ms = self._clock.now_ms()
             steps = [(batch, self._locate(batch, leases), self._appending(batch, now_ms, leases)) for batch in batches]
@@ -138,11 +145,8 @@ class Withdrawals:
             yield work
 
     def _locate(self, batch: Replacing, leases: ExitStack) -> list[tuple[list[FoundEntries], list[Outcome]]]:
-        by_partition: dict[Partition | None, list[MessageId]] = {}
-        for old, partition in batch.olds.values():
-            by_partition.setdefault(partition, []).append(old)
         located = self._entries.located
-        return [leases.enter_context(located(batch.log, ids, known)) for known, ids in by_partition.items()]
+        return [leases.enter_context(located(batch.log, ids, known)) for known, ids in _by_partition(batch).items()]
 
     def _appending(self, batch: Replacing, now_ms: int, leases: ExitStack) -> Append:
         ids = [batch.olds.get(row, (NOTHING, None))[0] for row in range(len(batch.dues))]
@@ -163,6 +167,14 @@ class Replacing(NamedTuple):
     bodies: Sequence[bytes]
     olds: Mapping[int, tuple[MessageId, Partition | None]]
     passing: AbstractSet[int] = frozenset()
+
+
+def _by_partition(batch: Replacing) -> dict[Partition | None, list[MessageId]]:
+    """The messages that are to be replaced, by the partition that they are known to be in."""
+    by_partition: dict[Partition | None, list[MessageId]] = {}
+    for old, partition in batch.olds.values():
+        by_partition.setdefault(partition, []).append(old)
+    return by_partition
 
 
 def _bodies(logs: Sequence[FoundEntries]) -> dict[int, bytes]:

@@ -10,16 +10,42 @@ Deliberately without appends, creation and removal: a read-only store does none 
 
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from ..store.codec.format import PartitionState
 from ..store.config import StoreConfig
 from ..store.env.environment import Environment
-from ..store.env.memtable import Follow, Publication
-from ..store.errors import DamagedStore
+from ..store.env.memtable import Follow, Look, Publication, Unapplied
+from ..store.errors import DamagedStore, DayAway
 from ..store.log import catalog
 from ..store.wal.followed_wal import FollowedWal
-from .partition import Partition
+from .away import directory_in_use
+from .partition import Partition, partition_path
 from .partition_set import PartitionSet
+
+
+class _RowsInPlace(NamedTuple):
+    """The unapplied rows of a partition, as long as it is in the directory that was opened.
+
+    From then on they are applied to another (away.py), and the log forgets them.
+    """
+
+    follow: Follow
+    generation: Path
+    opened: Path
+
+    def __call__(self) -> Look:
+        look = self.follow()
+
+        def in_place(applied: int) -> Unapplied:
+            if directory_in_use(self.generation) != self.opened:
+                raise DayAway(self.opened, "was given back, or fetched, as it was read")
+            return look(applied)
+
+        return in_place
+
+    def is_registered(self) -> bool:
+        return self.follow.is_registered()
 
 
 class FollowedPartitionSet(PartitionSet):
@@ -39,7 +65,7 @@ class FollowedPartitionSet(PartitionSet):
                 record = records.get(partition.start_ms)
                 if record is None:
                     self._retire(partition)
-                elif record.generation != partition.generation:
+                elif record.generation != partition.generation or self._has_moved(partition):
                     self._replace(partition, record.generation)
             for start_ms, record in records.items():
                 if start_ms in self._partitions:
@@ -49,7 +75,14 @@ class FollowedPartitionSet(PartitionSet):
 
     def _follow(self, partition: Partition) -> Follow | None:
         """Follow an open partition only: one that has closed is applied, and a newer generation does not say so."""
-        return self._wal.of(partition.start_ms) if partition.state is PartitionState.OPEN else None
+        if partition.state is not PartitionState.OPEN:
+            return None
+        generation = partition_path(self._path, partition.start_ms, partition.generation)
+        return _RowsInPlace(self._wal.of(partition.start_ms), generation, partition.path)
+
+    def _has_moved(self, partition: Partition) -> bool:
+        generation = partition_path(self._path, partition.start_ms, partition.generation)
+        return directory_in_use(generation) != partition.path
 
     def _retire(self, partition: Partition) -> None:
         del self._partitions[partition.start_ms]
@@ -78,14 +111,16 @@ class FollowedPartitionSet(PartitionSet):
         self.load()
         return super().registered(partition)
 
-    def acquire(self, partition: Partition) -> None:
-        """Open the environment if need be, of the newest generation if that of before has gone; count a lease."""
+    def acquire(self, partition: Partition, *, partial: bool = False) -> None:
+        """Open the environment if need be, in the directory that it is in by now; count a lease."""
+        if partition.is_open and self._has_moved(partition):
+            self.load()
         while True:
-            generation = partition.generation
+            path = partition.path
             try:
-                super().acquire(partition)
+                super().acquire(partition, partial=partial)
             except DamagedStore:
-                if not self.registered(partition) or partition.generation == generation:
+                if not self.registered(partition) or partition.path == path:
                     raise
             else:
                 return

@@ -28,6 +28,7 @@ from ..store.files.system_errors import explained
 from ..store.log import catalog
 from ..store.log.ledger import Ledger, PackedMessages, Replaced, end_after, find_tail, insert_messages, insert_packed
 from ..store.wal.segment import MAIN
+from .away import Away
 from .timespan import directory_name
 
 _MANY_DUES = 1_024
@@ -122,6 +123,8 @@ class Partition:
         self.name = f"partition {directory_name(start_ms)}"
         self.vacant = False
         """True until its directory is made (store/env/vacant.py), in the process that writes."""
+        self.away: Away | None = None
+        """The objects that have its rows, where this machine has given them back (away.py)."""
         self.register: Callable[[Transaction], None] | None = None
         """The unit of work that registers it in the catalog; None: it is registered."""
         self.listener: Listener | None = None

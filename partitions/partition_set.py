@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -29,16 +29,21 @@ from ..store.env.body_file import body_files
 from ..store.env.environment import Environment
 from ..store.env.memtable import Follow, Memtable, Publication, Reads, refuse_ahead
 from ..store.env.transaction import Transaction
-from ..store.errors import ClosedError, DamagedStore
+from ..store.errors import ClosedError, DamagedStore, DayAway
 from ..store.files.directory import discard_tree, make_directory, move, remove_tree
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
 from ..store.listener import Listeners, StoreListener, tell
 from ..store.log import catalog
+from .away import AWAY, Away, directory_in_use
 from .partition import Partition, partition_path
 
 _LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
 """Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
+
+
+_TRIES = 3
+"""How often a partition is fetched that is given back before it is used."""
 
 
 class LedgerNumbers:
@@ -223,6 +228,12 @@ class PartitionSet:
         self._listeners = listeners
         self.before_commit: Callable[[], None] | None = None
         """Called by each environment before it commits."""
+        self.fetch: Callable[[Partition], None] | None = None
+        """Has an away partition be whole (away.py); None: nothing is fetched."""
+        self.away: frozenset[int] = frozenset()
+        """Starts of the partitions that are away; another set with each change."""
+        self.relocating = threading.Lock()
+        """Held while a partition changes its directory, and while a backup looks for its instant."""
 
     def load(self, registered: Set[int] = frozenset()) -> None:
         """Read the catalog. Raises DamagedStore naming a partition whose directory is missing, and that is not vacant.
@@ -235,7 +246,7 @@ class PartitionSet:
         for start_ms, record in records:
             if record.state is PartitionState.DELETING:
                 continue
-            path = partition_path(self._path, start_ms, record.generation)
+            path = directory_in_use(partition_path(self._path, start_ms, record.generation))
             is_there = (path / "data.mdb").is_file()
             if not is_there and (start_ms not in registered or body_files(path)):  # bodies come after the directory
                 raise DamagedStore(path, "is registered in the catalog, and is missing")
@@ -248,12 +259,23 @@ class PartitionSet:
         path = partition_path(self._path, start_ms, generation)
         partition = Partition(path, start_ms, end_ms, generation, state, Memtable(self._publication, self._run_limits))
         partition.vacant = vacant
+        if not vacant:
+            self._find(partition)
         self._set_apart(partition)
         return partition
 
+    def _find(self, partition: Partition) -> None:
+        """Have a partition be where it is on disk, in the directory of its generation or away."""
+        path = directory_in_use(partition_path(self._path, partition.start_ms, partition.generation))
+        self._locate(partition, path, Away.read(path) if (path / AWAY).is_file() else None)
+
+    def _locate(self, partition: Partition, path: Path, away: Away | None) -> None:
+        partition.path, partition.away = path, away
+        self.away = (self.away - {partition.start_ms}) | (set() if away is None else {partition.start_ms})
+
     def _set_apart(self, partition: Partition) -> None:
         """Have the bodies of large runs lie beside the environment, where it has a directory."""
-        if self._sets_apart and not partition.vacant:
+        if self._sets_apart and not partition.vacant and partition.away is None:
             partition.memtable.directory = partition.path
 
     def __iter__(self) -> Iterator[Partition]:
@@ -279,9 +301,13 @@ class PartitionSet:
     # -- leases ----------------------------------------------------------------------------------
 
     @contextmanager
-    def lease(self, partition: Partition) -> Iterator[Partition]:
-        """Keep the partition's environment open inside the block."""
-        self.acquire(partition)
+    def lease(self, partition: Partition, *, partial: bool = False) -> Iterator[Partition]:
+        """Keep the partition's environment open inside the block.
+
+        One that is away is fetched before; `partial`: the rest of it will do, with its logs and their ends. Raises
+        DayAway where nothing is fetched, and what fetching raises.
+        """
+        self._take(partition, partial=partial)
         try:
             yield partition
         finally:
@@ -304,8 +330,33 @@ class PartitionSet:
             with environment.read() as raw:
                 yield raw
 
-    def acquire(self, partition: Partition) -> None:
-        """Open the environment if need be and count a lease; `release` gives it back."""
+    def at_hand(self, partition: Partition) -> None:
+        """Fetch a partition that is away. Raises DayAway where nothing is fetched, and what fetching raises."""
+        if partition.away is not None and self.registered(partition):
+            if self.fetch is None:
+                raise DayAway(partition.path, f"is away, in {partition.away.url}")
+            self.fetch(partition)
+
+    def _take(self, partition: Partition, *, partial: bool) -> None:
+        for _ in range(_TRIES):
+            if not partial:
+                self.at_hand(partition)
+            with suppress(DayAway):
+                self.acquire(partition, partial=partial)
+                return
+        self.acquire(partition, partial=partial)
+
+    def acquire(self, partition: Partition, *, partial: bool = False) -> None:
+        """Open the environment if need be and count a lease; `release` gives it back.
+
+        Raises DayAway for a partition that is away, but where the rest of it will do (`partial`): nothing is fetched.
+        """
+        self._acquire(partition)
+        if partition.away is not None and not partial:
+            self.release(partition)
+            raise DayAway(partition.path, "is away, and was not fetched")
+
+    def _acquire(self, partition: Partition) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError("store")
@@ -332,18 +383,18 @@ class PartitionSet:
             return opened
 
     def held(
-        self, wanted: Callable[[Partition], bool] | None = None, *, backwards: bool = False
+        self, wanted: Callable[[Partition], bool] | None = None, *, backwards: bool = False, partial: bool = False
     ) -> Iterator[Partition]:
         """Every partition, or every `wanted` one, by start, each under a lease while it is the current one.
 
-        backwards: the last comes first. What is deleted meanwhile is left out. Raises DamagedStore for one that is
-        registered and cannot be opened.
+        backwards: the last comes first. partial: as for `lease`. What is deleted meanwhile is left out. Raises
+        DamagedStore for one that is registered and cannot be opened, and as `lease`.
         """
         for partition in reversed(list(self)) if backwards else self:
             if wanted is not None and not wanted(partition):
                 continue
             try:
-                self.acquire(partition)
+                self._take(partition, partial=partial)
             except DamagedStore:
                 if self.registered(partition):
                     raise
@@ -496,10 +547,16 @@ class PartitionSet:
             self._replace(partition, generation)
 
     def _replace(self, partition: Partition, generation: int) -> None:
-        partition.path = partition_path(self._path, partition.start_ms, generation)
         partition.generation = generation
+        self._find(partition)
         partition.outdated = partition.is_open
         self._let_go(partition)
+
+    def relocate(self, partition: Partition, path: Path, away: Away | None) -> None:
+        """Have leases from now on get the environment in another directory. REQUIRES: a lease, `relocating`."""
+        with self._lock:
+            self._locate(partition, path, away)
+            partition.outdated = True
 
     def _let_go(self, partition: Partition) -> None:
         if partition.leases:
@@ -562,6 +619,7 @@ class PartitionSet:
         with self._lock:
             self._partitions = SortedDict({at: each for at, each in self._partitions.items() if each is not partition})
             self.by_ledger.clear()
+            self.away -= {partition.start_ms}
 
     def new_ledger(self) -> int:
         """A ledger id for a new partition log. Not inside a transaction of the main environment."""

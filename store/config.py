@@ -196,6 +196,10 @@ class StoreConfig:
     replica_keep_bytes: the most of the write-ahead log that is kept while `replica` cannot be reached; 1 GiB. Beyond it
         the log goes on, and the copy with a new manifest: no restore reaches a moment between the two.
     replica_retention_ms: how long every moment can be restored; 7 days, one at least.
+    max_local_bytes: the most that the store's messages may take of this disk, the write-ahead log not counted; far days
+        are then in `replica` alone, and are fetched `preload_ms`, and a second for each 50 MB, before they begin. It is
+        exceeded where what has begun, is about to, or is not in a manifest yet takes more. None: all of it is here, and
+        what was not is fetched.
     """
 
     # -- behaviour
@@ -245,6 +249,7 @@ class StoreConfig:
     replicated_timeout_ms: Milliseconds = _integer(30_000, 1, 3_600_000)
     replica_keep_bytes: int = _integer(GIB, MIB, _INT64_MAX)
     replica_retention_ms: Milliseconds = _integer(604_800_000, 86_400_000, _INT64_MAX)
+    max_local_bytes: int | None = _integer(None, 1, _INT64_MAX, none=True)
 
     def __post_init__(self) -> None:
         take_timedeltas(self)
@@ -252,6 +257,8 @@ class StoreConfig:
             setting.metadata["check"](setting.name, getattr(self, setting.name))
         if self.durability == "replicated" and self.replica is None:
             raise InvalidArgument("durability", self.durability, "needs `replica`, which says where the copy is")
+        if self.max_local_bytes is not None and self.replica is None:
+            raise InvalidArgument("max_local_bytes", self.max_local_bytes, "needs `replica`, where the rest is then")
 
     @property
     def local_durability(self) -> Durability:
@@ -260,5 +267,8 @@ class StoreConfig:
 
     @property
     def sets_bodies_apart(self) -> bool:
-        """True where bodies of large runs go to files of their own, flushed before the group that names them."""
-        return self.durability != "none"
+        """True where bodies of large runs go to files of their own, flushed before the group that names them.
+
+        Not where days may be given back (partitions/away.py).
+        """
+        return self.durability != "none" and self.max_local_bytes is None

@@ -263,6 +263,13 @@ class ResourceShortage(StoreUnavailable):
     """
 
 
+class DayAway(StoreUnavailable):
+    """The partition is in the copy, and this machine has given its files back: nothing is lost or damaged.
+
+    A store that is open for writing fetches it `preload_ms` before it begins, or where a call needs it.
+    """
+
+
 class NoPermission(StoreUnavailable):
     """This user may not read, or may not write, a file of the store: nothing is damaged."""
 

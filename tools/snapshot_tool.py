@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from .. import StoreConfig
 from ..opening import StoreLock, open_main
+from ..partitions.away import directory_in_use
 from ..partitions.partition import Partition, partition_path
 from ..partitions.timespan import directory_name, parse_directory_name
 from ..snapshot.rebuild import Rebuilt, rebuild_log
@@ -115,12 +116,14 @@ class _Offline:
     def partitions(self, name: str | None) -> list[tuple[int, PartitionRecord]]:
         """Registered partitions that are not being deleted, or the one of that name. Raises InvalidArgument.
 
-        Those that a killed process left vacant have no snapshot.
+        Those that a killed process left vacant, or that are away, have no snapshot.
         """
         with self.main.read() as raw:
             found = [row for row in catalog.partitions(raw) if row[1].state is not PartitionState.DELETING]
+        paths = {row[0]: partition_path(self._path, row[0], row[1].generation) for row in found}
+        found = [row for row in found if directory_in_use(paths[row[0]]) == paths[row[0]]]
         if self._wal is None:
-            found = [row for row in found if partition_path(self._path, row[0], row[1].generation).exists()]
+            found = [row for row in found if paths[row[0]].exists()]
         if name is None:
             return found
         start_ms = parse_directory_name(name)

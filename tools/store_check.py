@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ import lmdb
 from .. import DuelogError, Finding
 from ..backup import MANIFEST, describe
 from ..check.check_store import check_lateness
+from ..partitions.away import AWAY, Away, directory_in_use
 from ..store.errors import AlreadyOpen, DamagedStore, StoreUnavailable
 from ..store.files import pages
 from ..store.files.directory import children
@@ -103,8 +105,14 @@ def check_punctuality(path: Path) -> list[Finding]:
 def environments(path: Path) -> list[Path]:
     """The directories of a store's environments, whether the catalog knows them or not."""
     partitions = children(path / "partitions")
-    generations = [found for directory in partitions for found in children(directory) if found.name.startswith("g")]
+    generations = [found for directory in partitions for found in children(directory) if found.name[0] in "ag"]
     return [path / "main", *(found for found in generations if found.is_dir())]
+
+
+def away_in(path: Path) -> Counter[str]:
+    """How many partitions of a store are in a copy alone, by its URL. Raises DamagedStore."""
+    used = (directory_in_use(directory / "g000001") for directory in children(path / "partitions"))
+    return Counter(Away.read(each).url for each in used if (each / AWAY).is_file())
 
 
 def check_file(directory: Path) -> Iterator[Finding]:

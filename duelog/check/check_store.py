@@ -267,7 +267,7 @@ def _rescheduled(survey: Survey) -> Iterator[Finding]:
             return None
         frontier = survey.frontiers.get((topic_id, start_ms))
         try:
-            with survey.partitions.lease(partition):
+            with survey.partitions.lease(partition, partial=True):
                 passed = passed_of(partition.environment, frontier, ledger_id, entries)
         except DamagedStore:  # a finding of its own, or deleted meanwhile
             return None
@@ -369,7 +369,7 @@ def _check_wal(path: Path, store_id: bytes, main: Environment, partitions: Parti
         for partition in partitions:
             if partition.state is PartitionState.OPEN:
                 of_it = rows.get(partition.start_ms, EnvironmentRows())
-                with suppress(DamagedStore), partitions.lease(partition):  # found elsewhere
+                with suppress(DamagedStore), partitions.lease(partition, partial=True):  # found elsewhere
                     applied[partition.name] = yield from _gap(path, partition.environment, of_it)
         if max(applied.values()) > wal.position:
             wal = read()  # it may have been written to since
@@ -529,7 +529,7 @@ def check_partitions(survey: Survey, progress: Callable[[int, int], object] | No
         while partition is not None and partition.generation != generation:
             generation = partition.generation
             try:
-                with survey.partitions.lease(partition):
+                with survey.partitions.lease(partition, partial=True):
                     found = list(_partition(survey, partition, record))
             except (DamagedStore, CorruptRecord) as reason:
                 registered = survey.partitions.registered(partition)
@@ -650,10 +650,10 @@ def check_keys(survey: Survey) -> Iterator[Finding]:
             by_start.setdefault(record.start_ms, []).append((name, topic_id, record))
     for start_ms, rows in by_start.items():
         partition = survey.partitions.get(start_ms)
-        if partition is None or partition.state is not PartitionState.OPEN:
-            continue  # it was closed meanwhile
+        if partition is None or partition.state is not PartitionState.OPEN or partition.away is not None:
+            continue  # it was closed meanwhile, or its messages lie in the copy
         try:
-            with survey.partitions.lease(partition), partition.environment.read() as raw:
+            with survey.partitions.lease(partition, partial=True), partition.environment.read() as raw:
                 finder = RunFinder(raw, partition.name)
                 for name, topic_id, record in rows:
                     if not _is_of(finder, record, name):
@@ -691,7 +691,7 @@ def check_lateness(main: Environment, partitions: PartitionSet, now_ms: int) -> 
         ]
         late = {topic_id: _late(raw, topic_id) for topic_id in names}
     overdue: dict[int, tuple[int, int]] = {}
-    for partition in partitions.held(lambda partition: partition.start_ms in begun):
+    for partition in partitions.held(lambda each: each.start_ms in begun and each.away is None):
         for log in partition.logs():
             tail = log.ledger.entries
             _, dues = unfired(main, partition, log.topic_id, log.ledger_id, tail, 0, now_ms - LATE_MS + 1)

@@ -19,8 +19,8 @@ from duelog.store.files.directory import remove_tree
 from duelog.store.files.system_errors import explained, require_space
 
 from .bucket import COMPACTED, Bucket
+from .file_download import download
 from .manifest import ReplicaFile
-from .restoring import download
 
 _log = logging.getLogger("duelog.replica")
 

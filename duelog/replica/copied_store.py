@@ -39,9 +39,10 @@ from duelog.store.wal.segment import MAIN, Group, RowKind
 from duelog.store.wal.wal_reader import DIRECTORY
 
 from .bucket import MANIFESTS, Bucket
+from .file_download import put_file
 from .identity import store_object
 from .manifest import MAIN_START, Manifest, ReplicaFile, read_manifest
-from .restoring import ReplicaLog, download
+from .restoring import ReplicaLog
 
 _SLICE_BYTES = 64 * MIB
 _PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
@@ -84,7 +85,7 @@ class CopiedEnvironment(NamedTuple):
                     map_bytes = StoreConfig().map_bytes
                     build_partition(store, path.parent, start_ms, record.end_ms, manifest.store_id, map_bytes)
             for file in manifest.files:
-                download(bucket, file, path, flush=False)
+                put_file(bucket, file, path, flush=False)
             if self.after is not None:
                 for rows in _applied(path, name, start_ms, self.after, map(rows_by_environment, _slices(log.more()))):
                     heard(rows)
@@ -194,7 +195,7 @@ def _fetch_main(path: Path, url: str, identity: Identity, manifest: Manifest) ->
             if record.state is not PartitionState.DELETING:
                 begun = removed.get(start_ms)
                 there = files.get(start_ms, ()) if begun is None else ()
-                applied = next((file.applied for file in there if file.ledger is None), -1)
+                applied = max((file.applied for file in there if file.ledger is None), default=-1)
                 after = (begun or 0) if last.get(start_ms, -1) > applied else None
                 records[start_ms] = known = record._replace(generation=there[0].generation if there else 1)
                 of_part = manifest._replace(files=there)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from duelog.partitions.away import Away, directory_in_use, rests
 from duelog.store.errors import ForkFound, ReplicaRefused, ReplicaUnreachable
-from duelog.store.files.directory import write_file
+from duelog.store.files.directory import children, write_file
 
 from .bucket import AlreadyThere, Bucket
 
@@ -79,9 +80,17 @@ def store_object(bucket: Bucket) -> tuple[bytes, int] | None:
 def claim(bucket: Bucket, path: Path, store_id: bytes, partition_ms: int) -> Shipped:
     """Make the prefix the copy of the store in `path`, which it may be already; its REPLICA.
 
-    Raises ReplicaRefused where it is the copy of another store, or of this one shipped from elsewhere;
-    ReplicaUnreachable.
+    Raises ReplicaRefused where it is the copy of another store, or of this one shipped from elsewhere, or where days
+    of the store are in another copy alone; ReplicaUnreachable.
     """
+    for rest in [each for directory in children(path / "partitions") for each in rests(directory)]:
+        url = Away.read(rest).url
+        if url != bucket.url and directory_in_use(rest.with_name("g000001")) == rest:
+            raise ReplicaRefused(
+                bucket.url,
+                f"days of this store are in {url} alone: open it with that `replica`, and without `max_local_bytes`, "
+                "until `duelog stats` says of none that it is away",
+            )
     fields: dict[str, Any] = {"format": FORMAT, "store_id": store_id.hex(), "partition_ms": partition_ms}
     fields["crc"] = crc32(json.dumps(fields, sort_keys=True).encode())
     content = json.dumps(fields).encode() + b"\n"

@@ -13,11 +13,14 @@ from duelog.store.errors import ReplicaDamaged, ReplicaRefused
 
 from .bucket import Bucket, manifest_name
 
-FORMATS = (1, 2)
-"""2 has body files."""
+FORMATS = (1, 2, 3)
+"""2 has body files, 3 environments in several files."""
 
 MAIN_START = -1
 """In place of a partition's start: the main environment."""
+
+
+Content = tuple[int, int, int, int | None, int | None]
 
 
 class ReplicaFile(NamedTuple):
@@ -26,6 +29,7 @@ class ReplicaFile(NamedTuple):
     start_ms: of the partition, MAIN_START. generation: of the partition; of the main environment the first segment that
     it says is not applied, 0 where the log was not begun. applied: the place of the last group that is applied in it.
     ledger: of a body file beside it, which is only appended to; `applied` is its length then. None: it is LMDB's.
+    after: of a file that has the rows of an environment behind another, the `applied` of that one.
     """
 
     start_ms: int
@@ -35,11 +39,12 @@ class ReplicaFile(NamedTuple):
     size: int
     crc: int
     ledger: int | None = None
+    after: int | None = None
 
     @property
-    def content(self) -> tuple[int, int, int, int | None]:
+    def content(self) -> Content:
         """Tells its content: two files of a store with the same, put in one epoch, are of the same records."""
-        return self.start_ms, self.generation, self.applied, self.ledger
+        return self.start_ms, self.generation, self.applied, self.ledger, self.after
 
 
 class Manifest(NamedTuple):
@@ -63,7 +68,7 @@ class Manifest(NamedTuple):
     def pack(self) -> bytes:
         """The bytes of the object: JSON, with a checksum."""
         fields: dict[str, Any] = {
-            "format": FORMATS[any(each.ledger is not None for each in self.files)],
+            "format": self._format(),
             "store_id": self.store_id.hex(),
             "partition_ms": self.partition_ms,
             "epoch": self.epoch,
@@ -76,6 +81,11 @@ class Manifest(NamedTuple):
         }
         fields["crc"] = crc32(json.dumps(fields, sort_keys=True).encode())
         return json.dumps(fields, indent=1).encode() + b"\n"
+
+    def _format(self) -> int:
+        if any(each.after is not None for each in self.files):
+            return 3
+        return 1 if all(each.ledger is None for each in self.files) else 2
 
     @classmethod
     def unpack(cls, url: str, name: str, content: bytes) -> Self:
@@ -95,10 +105,7 @@ class Manifest(NamedTuple):
 
 
 def _fields_of(file: ReplicaFile) -> dict[str, Any]:
-    fields = file._asdict()
-    if file.ledger is None:
-        del fields["ledger"]
-    return fields
+    return {name: value for name, value in file._asdict().items() if value is not None}
 
 
 def read_manifest(bucket: Bucket, seq: int) -> Manifest:

@@ -11,7 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 from duelog.backup import PointInTime, describe
-from duelog.engine import Engine
+from duelog.engine import Engine, begin_tiers
+from duelog.partitions.away import Away
+from duelog.partitions.relocation import Ends
 from duelog.store.clock import ManualClock
 from duelog.store.config import MIB
 from duelog.store.env.body_file import body_files
@@ -25,10 +27,11 @@ from duelog.store.wal.segment import place_of
 
 from .bucket import FILES, Bucket
 from .compacted import take_compacted
-from .manifest import MAIN_START, Manifest, ReplicaFile
+from .manifest import MAIN_START, Content, Manifest, ReplicaFile
 from .pruning import made_by, prune
 from .shipping import Draft, Shipping
 from .takeover import renew_ids
+from .tiers import pieces_of
 
 _log = logging.getLogger("duelog.replica")
 
@@ -41,6 +44,7 @@ def begin_shipping(engine: Engine, shipping: Shipping) -> None:
 
     Raises ReplicaRefused, ReplicaUnreachable, NotReplicated.
     """
+    begin_tiers(engine)
     manifests = ManifestFiles(engine, shipping, shipping.bucket)
     if engine.wal_writer is None:
         raise BrokenInvariant("a store that is read alone ships its log")
@@ -71,19 +75,25 @@ class ManifestFiles:
             take_compacted(self._bucket, engine.storage.path, _KEPT_BYTES)
         except StoreFull as error:
             _log.warning("%s: what was compacted elsewhere is not taken for now: %s", engine.storage.path, error)
-        known: dict[tuple[int, int, int, int | None], ReplicaFile] = {}
+        known: dict[Content, ReplicaFile] = {}
         if before is not None and before.epoch == self._shipping.epoch:  # a standby applies groups at places of its own
             known = {each.content: each for each in before.files}
         scratch = Path(tempfile.mkdtemp(prefix="replica-", dir=engine.storage.path / "staging"))
         try:
             with engine.backing_up, engine.upkeep.maintenance.deletions_held(), closing(PointInTime(engine)) as point:
-                files = []
-                for start_ms, generation, environment, read in _environments(engine.storage.main, point):
+                files, ends = [], dict[Content, Ends]()
+                for start_ms, generation, environment, read, away in _environments(engine.storage.main, point):
                     if self._shipping.closing:
                         return None
-                    applied = applied_position(read.raw)
-                    file = known.get((start_ms, generation, applied, None))
-                    files.append(file or self._copy(scratch, start_ms, generation, applied, environment, read))
+                    applied, after = applied_position(read.raw), None
+                    if away is not None:
+                        files += pieces_of(start_ms, generation, away)
+                        after = away.applied
+                    if applied != after:
+                        file = ReplicaFile(start_ms, generation, applied, "", 0, 0, after=after)
+                        files.append(known.get(file.content) or self._copy(scratch, file, environment, read))
+                        if start_ms != MAIN_START:
+                            ends[file.content] = Ends.of(read.raw, environment.name)
                     for ledger_id, path in body_files(environment.path).items():
                         if self._shipping.closing:
                             return None
@@ -91,6 +101,8 @@ class ManifestFiles:
                         kind = 0 if start_ms == MAIN_START else generation
                         bodies = ReplicaFile(start_ms, kind, size, "", size, 0, ledger_id)
                         files.append(known.get(bodies.content) or self._copy_bodies(scratch, bodies, path))
+                if engine.tiers is not None:
+                    engine.tiers.drafted(ends)
                 return self._drafted(point, tuple(files))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -104,14 +116,12 @@ class ManifestFiles:
         manifest = Manifest(storage.store_id, span_ms, 0, 0, oldest, next_place, point.taken_ms, files, epoch)
         return Draft(manifest, needs_groups=bool(groups))
 
-    def _copy(
-        self, scratch: Path, start_ms: int, generation: int, applied: int, environment: Environment, read: HeldRead
-    ) -> ReplicaFile:
+    def _copy(self, scratch: Path, file: ReplicaFile, environment: Environment, read: HeldRead) -> ReplicaFile:
         target = scratch / "copy"
         require_space(scratch, environment.file_bytes() + _KEPT_BYTES, "to copy a file for the replica")
         make_directory(target)
         environment.copy(target, read)
-        file = self._put(ReplicaFile(start_ms, generation, applied, "", 0, 0), target / "data.mdb")
+        file = self._put(file, target / "data.mdb")
         shutil.rmtree(target)
         return file
 
@@ -140,9 +150,15 @@ class ManifestFiles:
         prune(self._bucket, now_ms, self._engine.storage.config.replica_retention_ms, making=newest.epoch)
 
 
-def _environments(main: Environment, point: PointInTime) -> Iterator[tuple[int, int, Environment, HeldRead]]:
-    """(start, generation, environment, its view) of each environment of the instant; each is held until the next."""
-    yield MAIN_START, point.oldest_segment or 0, main, point.main  # it has a record of that, which no group changes
+def _environments(
+    main: Environment, point: PointInTime
+) -> Iterator[tuple[int, int, Environment, HeldRead, Away | None]]:
+    """(start, generation, environment, its view, where the rows before are) of each environment of the instant.
+
+    Each is held until the next.
+    """
+    yield MAIN_START, point.oldest_segment or 0, main, point.main, None  # it has that number, which no group changes
     point.main.release()
-    for partition, environment, read in point.partitions():
-        yield partition.start_ms, int(environment.path.name[1:]), environment, read
+    for partition, environment, read, away in point.partitions():
+        generation = int(environment.path.name[1:]) if away is None else partition.generation
+        yield partition.start_ms, generation, environment, read, away

@@ -3,6 +3,7 @@
 Every moment of the retention can be restored: the newest manifest before it stays, those after it, the log objects from
 the first of them on, and their files. The newest manifest always stays. A file that no manifest names may belong to one
 that is being made: only the leader that makes it removes those of less than a day, which have its epoch in their names.
+While a manifest cannot be read no file goes: it may name the only copy of a day that is away.
 A compacted generation that no store has fetched goes after the retention.
 """
 
@@ -46,7 +47,7 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None 
 
     Raises ReplicaUnreachable.
     """
-    manifests, _ = read_manifests(bucket)
+    manifests, damaged = read_manifests(bucket)
     if not manifests:
         return Pruned(0, 0, 0)
     old = [each for each in manifests if each.taken_ms <= now_ms - retention_ms]
@@ -62,7 +63,7 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None 
     files = [
         each.name
         for each in bucket.listing(FILES)
-        if re.search(r"\.mdb$", each.name) and each.name not in named
+        if re.search(r"\.mdb$", each.name) and each.name not in named and not damaged
         if each.modified <= young or (making is not None and each.name.endswith(made_by(making)))
     ]
     bucket.delete(files)

@@ -12,7 +12,6 @@ passes over what is of a closed one.
 The store is built in DIR.restoring and moved to DIR at the end: a restore that was killed left nothing at DIR.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,10 +26,8 @@ from duelog.partitions.partition import partition_path
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.clock import SystemClock
 from duelog.store.codec import format as fmt
-from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import PartitionRecord, PartitionState
 from duelog.store.config import MIB, StoreConfig
-from duelog.store.env.body_file import body_file
 from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, remove_tree
 from duelog.store.files.system_errors import explained
@@ -38,9 +35,10 @@ from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of
 from duelog.store.wal.wal_reader import DIRECTORY, write_wal
 
 from .bucket import MANIFESTS, Bucket, log_name
+from .file_download import put_file
 from .identity import store_object
 from .log_object import LogObject, crc_of, unpack
-from .manifest import MAIN_START, Manifest, ReplicaFile, read_manifest
+from .manifest import MAIN_START, Manifest, read_manifest
 from .takeover import renew_ids
 
 _SLICE_BYTES = 64 * MIB
@@ -258,7 +256,7 @@ class Restoring:
         for file in manifest.files:
             is_main = file.start_ms == MAIN_START
             directory = path / "main" if is_main else partition_path(path, file.start_ms, file.generation)
-            download(self._bucket, file, directory, self._has_read)
+            put_file(self._bucket, file, directory, self._has_read)
         write_identity(path, Identity(self._store_id, self._partition_ms))
         self._number = self._recover_instant(self._log.more())
         self._apply_each(self._left)
@@ -382,38 +380,6 @@ class Restoring:
     def _clear_wal(self) -> None:
         shutil.rmtree(self._path / DIRECTORY)
         make_directory(self._path / DIRECTORY)
-
-
-def download(
-    bucket: Bucket,
-    file: ReplicaFile,
-    directory: Path,
-    told: Callable[[int], object] = lambda size: None,
-    *,
-    flush: bool = True,
-) -> None:
-    """Put a file of a manifest into the directory of its environment, on disk if `flush`. Raises ReplicaDamaged.
-
-    told: how many bytes were read since it was last told.
-    """
-    target = directory / "data.mdb" if file.ledger is None else body_file(directory, file.ledger)
-    if flush:
-        make_directory(target.parent)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    pieces = bucket.download(file.name)
-    if pieces is None:
-        raise ReplicaDamaged(bucket.url, file.name, "is missing")
-    size = crc = 0
-    with target.open("wb") as written:
-        for piece in pieces:
-            written.write(piece)
-            size, crc = size + len(piece), crc32(piece, crc)
-            told(len(piece))
-        if flush:
-            written.flush()
-            os.fsync(written.fileno())
-    if (size, crc) != (file.size, file.crc):
-        raise ReplicaDamaged(bucket.url, file.name, "does not match the manifest's checksum")
 
 
 def _set_apart(path: Path, partition_ms: int) -> None:

@@ -43,7 +43,7 @@ def renew_ids(engine: Engine) -> None:
     write(lambda group: _pass_over(group.main))
     for name in list(engine.topics.names()):
         write(_rolling(engine.topics.get(TopicName.parse(name)).log, engine.clock.now_ms()))
-    for partition in engine.storage.partitions.held(lambda each: each.state is PartitionState.OPEN):
+    for partition in engine.storage.partitions.held(lambda each: each.state is PartitionState.OPEN, partial=True):
         topic_ids = [log.topic_id for log in partition.logs()]
         for start in range(0, len(topic_ids), _LOGS_A_GROUP):
             write(_skipping(partition, topic_ids[start : start + _LOGS_A_GROUP]))

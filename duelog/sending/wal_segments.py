@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
-from duelog.store.env.environment import Environment
+from duelog.store.env.environment import Environment, Superseded
 from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import StoreFull
 from duelog.store.files.failpoints import reach
@@ -62,7 +63,7 @@ class Checkpoint:
         What could not be applied is tried again by the next call.
         """
         self._jobs.finish()
-        for partition in self._partitions.held(lambda each: each.is_open):
+        for partition in self._partitions.held(lambda each: each.is_open, partial=True):
             partition.environment.sync()  # another commit may have applied its rows, and is not known to be on disk
         reach("wal.applied")
         oldest = fmt.pack_u64(self.segment + 1)
@@ -79,9 +80,12 @@ class Checkpoint:
         self._jobs.cancel()
 
     def _apply(self, partition: Partition) -> None:
-        with self._partitions.lease(partition):
-            partition.environment.apply()
-            partition.environment.sync()
+        applied = False
+        while not applied:
+            with self._partitions.lease(partition, partial=True), suppress(Superseded):
+                partition.environment.apply()
+                partition.environment.sync()
+                applied = True
         reach("wal.part")
 
 

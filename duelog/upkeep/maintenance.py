@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from duelog.cleanup.deletion import deletable, delete_partition, finish_deletion
 from duelog.markers.firing.firing import Firing
@@ -84,6 +84,18 @@ class Tasks:
     id_sweep: IdSweep
 
 
+class Fetching(Protocol):
+    """Gives days back to the store's copy, and fetches them (duelog/replica/tiers.py)."""
+
+    def run(self, now_ms: int) -> None:
+        """Do, or have a thread do, what is to be done."""
+        ...
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When there is more to do; None: it is not known."""
+        ...
+
+
 @dataclass(eq=False, repr=False)
 class Maintenance:
     """The upkeep of one open store. `_wal_writer` is None in a read-only store."""
@@ -103,6 +115,7 @@ class Maintenance:
         self.lock = threading.Lock()
         """Held during a tick, and by calls that must not run beside one."""
         self.stopping = False
+        self.tiers: Fetching | None = None
         self.suspensions = self._firing.suspensions
         self._surveyed = False
         self._undeleted: list[int] = []
@@ -168,6 +181,8 @@ class Maintenance:
         if tasks.recurring.is_late(now_ms):
             self._step("recur", now_ms, lambda: tasks.recurring.withdraw(now_ms, suspensions), None)
         if not self.stopping:
+            if self.tiers is not None:
+                self._step("tier", now_ms, functools.partial(self.tiers.run, now_ms), None)
             # A partition without space for its unapplied entries does not hold back the loaded ones.
             loading = self._step("load", now_ms, lambda: firing.loaded.load(now_ms), otherwise=False)
             fired, interrupted = self._fire(now_ms)
@@ -344,6 +359,7 @@ class Maintenance:
         not_before = self.suspensions.not_before
         candidates = (
             not_before(Part("fire"), self._next_firing_ms()),
+            None if self.tiers is None else not_before(Part("tier"), self.tiers.next_ms(now_ms)),
             not_before(Part("load"), self._firing.loaded.next_load_ms(now_ms)),
             not_before(Part("close"), self._firing.next_close_ms()),
             not_before(Part("flush"), self._flusher.due_ms()),

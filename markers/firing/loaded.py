@@ -282,6 +282,8 @@ class LoadedPartitions:
         """Load partitions that begin within `preload_ms`, in order, for a while; True while there is more to load."""
         until = time.perf_counter() + _LOAD_SLICE_S
         self.recover()
+        for start_ms in self.logs.keys() & self.storage.partitions.away:  # the clock went on as it was given back
+            self._forget(start_ms)
         while (partition := self._next_to_load(now_ms)) is not None and (
             self._loading is not None or partition.start_ms - self.storage.config.preload_ms <= now_ms
         ):
@@ -309,6 +311,7 @@ class LoadedPartitions:
             partition
             for partition in self.storage.partitions
             if partition.state is PartitionState.OPEN
+            and partition.away is None
             and not self.suspensions.is_suspended(Part("load", start_ms=partition.start_ms), now_ms)
         )
         return next((each for each in islice(may_load, LOADED_AT_ONCE) if each.start_ms not in self.logs), None)
@@ -347,6 +350,13 @@ class LoadedPartitions:
             raise
         self.unsure = False
         return done
+
+    def _forget(self, start_ms: int) -> None:
+        if self._loading is not None and self._loading[0].start_ms == start_ms:
+            self._loading = None
+        partition = self.storage.partitions.get(start_ms)
+        if partition is not None:
+            self.unload(partition)
 
     def recover(self) -> None:
         """Have memory follow the disk after an interrupt: what is loading, or torn, is forgotten, and loaded again.

@@ -85,6 +85,10 @@ class CommitCounts:
         self.longest_ns = max(self.longest_ns, elapsed_ns)
 
 
+class Superseded(Exception):
+    """Another directory has taken the place of an environment: the next lease of its partition has it."""
+
+
 class ChangeLog(Protocol):
     """The write-ahead log, by which the changes of a store go."""
 
@@ -163,6 +167,7 @@ class Environment:
         self._failed: StoreFailed | None = None
         self._closed = False
         self._released = False
+        self._superseded = False
 
         self._make = make
         self._evicts = evicts and not read_only and durability != "none"
@@ -302,6 +307,8 @@ class Environment:
         with self._committing:
             while True:
                 self._check_writable()
+                if self._superseded:
+                    raise Superseded(self.name)
                 if self._env is VACANT and self._make is not None:
                     self._make()
                     self._occupy()
@@ -311,6 +318,17 @@ class Environment:
                     if not self._grow():
                         text = f"the map of {self._map_bytes} bytes is full: {error}"
                         raise StoreFull(self.path, text) from error
+
+    @contextmanager
+    def superseded(self) -> Iterator[None]:
+        """Keep commits out within the block, and for good once it ends: they raise Superseded.
+
+        For a copy elsewhere that takes its place; an exception of the block leaves it as it was.
+        """
+        with self._committing:
+            self._check_writable()
+            yield
+            self._superseded = True
 
     def _commit(self, work: Callable[[LmdbTransaction], T]) -> T:
         """Commit once. Raises MapFullError, with nothing stored.

@@ -43,6 +43,11 @@ POINTS = (
     "compact.copied",  # a new generation is complete in staging/
     "compact.published",  # it has its final name, the catalog names the old one
     "compact.adopted",  # the catalog names the new one, the old one is still there
+    "away.staged",  # of a day that is given back: its rest is complete in staging/
+    "away.beside",  # it lies beside the files of the day
+    "away.gone",  # the files are in trash/
+    "away.joined",  # of a day that is fetched: it is whole in staging/
+    "away.back",  # it has its name, the rest lies beside it
 )
 
 

@@ -17,7 +17,7 @@ from tests.conftest import LeadingClock
 from tests.disaster import kill_mutants
 from tests.disaster.fork_server import serve
 from tests.disaster.told import litter
-from tests.disaster.working import CONFIG, Worker, say
+from tests.disaster.working import CONFIG, POINTS, Worker, say
 
 INLINE_MS = 3_000
 """Where more than the plainest is asked for, shorter delays than this wait in the main log."""
@@ -48,7 +48,7 @@ def arm(point: str | None, count: int, among_numbers: bool) -> None:
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    for name in failpoints.POINTS:
+    for name in POINTS:
         failpoints.arm(name, functools.partial(hit, name))
 
 

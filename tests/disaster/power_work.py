@@ -18,7 +18,7 @@ from tests.disaster import power_mutants
 from tests.disaster.power_story import QUESTIONED, Facts
 from tests.disaster.power_trace import Operation, Sync, Write, is_group
 from tests.disaster.told import Told, litter
-from tests.disaster.working import CONFIG, SPAN_MS, START_MS, Worker, say
+from tests.disaster.working import CONFIG, POINTS, SPAN_MS, START_MS, Worker, say
 
 STEPS = 60
 LEAD_MS = 3_000
@@ -27,7 +27,7 @@ LEAD_MS = 3_000
 
 def work(path: Path, seed: int, durability: SendDurability) -> None:
     """Work, and end without closing; with durability "replicated" a store that ships."""
-    for point in failpoints.POINTS:
+    for point in POINTS:
         if not point.startswith("commit."):
             failpoints.arm(point, functools.partial(say, "hit", point))
     clock = LeadingClock(START_MS)

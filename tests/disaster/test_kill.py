@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from duelog.store.files import failpoints
 from tests.disaster.kill_series import Series, Server
 from tests.disaster.running import memory as memory_directory
+from tests.disaster.working import POINTS
 from tests.proof import length, wrong_engines
 
 pytestmark = [pytest.mark.kill, pytest.mark.series]
@@ -64,7 +64,7 @@ def report(series: Series) -> str:
     return "\n".join([series.facts, *series.troubles[:10]])
 
 
-@pytest.mark.parametrize("point", failpoints.POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_nothing_is_lost_or_doubled_when_killed_at(server: Server, memory: Path, point: str) -> None:
     """Killed at the first, second, ... time it reaches a point, the store recovers and keeps every guarantee."""
     series = Series(server, memory / "store", f"point {point}", steps=8 if point in AT_CLOSE else 40)
@@ -145,7 +145,7 @@ def test_every_point_is_reached(server: Server, memory: Path) -> None:
     """A point that the engine reaches and that this test does not kill at would be found here."""
     series = Series(server, memory / "store", "census", steps=40)
     series.round(close=True)
-    assert set(series.hits) == set(failpoints.POINTS), report(series)
+    assert set(series.hits) == set(POINTS), report(series)
 
 
 MUTANTS = {

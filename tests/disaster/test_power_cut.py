@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from duelog.store.files import failpoints
 from tests.disaster.power_disk import MODES
 from tests.disaster.running import module
+from tests.disaster.working import POINTS
 from tests.proof import length, wrong_engines
 
 STATES = length("DUELOG_POWER_CUTS", 40, 150)
 SEED = os.environ.get("DUELOG_POWER_SEED", "1")
-PASSED = [point for point in failpoints.POINTS if not point.startswith("commit.")]
+PASSED = [point for point in POINTS if not point.startswith("commit.")]
 """Failpoints that a recorded run must pass; commits are everywhere."""
 
 
@@ -71,6 +71,7 @@ def test_durability_none_loses_to_a_power_cut() -> None:
     [
         ("power_letters", "commit", 0.33, {"sent", "taken", "failed", "requeued", "clock"}),
         ("power_keys", "commit", 0.25, {"try", "done", "not", "clock"}),
+        ("power_tiers", "commit", 0.25, {"sent", "cancelled", "clock", "hit"}),
         pytest.param("power_keys", "relaxed", 0.1, {"try", "done", "not", "clock"}, marks=pytest.mark.proof),
         ("power_schedules", "commit", 0.2, {"try", "done", "clock"}),
         pytest.param("power_schedules", "relaxed", 0.1, {"try", "done", "clock"}, marks=pytest.mark.proof),
@@ -79,7 +80,7 @@ def test_durability_none_loses_to_a_power_cut() -> None:
 def test_a_power_cut_leaves_a_change_whole_or_not_there(
     story: str, durability: str, share: float, facts: set[str]
 ) -> None:
-    """A failing message in one place with its count; keys, pauses, quotas, policies, schedules as a twin has them."""
+    """A message in one place with its count; days given back; keys, quotas, policies, schedules as a twin has them."""
     outcome = cut(story, STATES * share, durability)
     assert not outcome["bad"], json.dumps(outcome, indent=1)
     assert facts <= set(outcome["facts"])
@@ -102,6 +103,7 @@ MUTANTS = {
     "applies_before_the_log": ("power_work", 48, "relaxed", None, 1),
     "letter_apart": ("power_letters", 64, "commit", None, 1),
     "attempts_not_written": ("power_letters", 16, "commit", None, 1),
+    "gone_before_the_rest": ("power_tiers", 40, "commit", "away.gone", 1),
     "replaced_in_two_steps": ("power_keys", 24, "commit", None, 1),
     "records_before_it_sends": ("power_schedules", 16, "commit", None, 1),
     "takes_back_before_it_records": ("power_schedules", 12, "commit", None, 1),

@@ -63,6 +63,7 @@ from duelog.cleanup.compaction_plan import partition_logs, plan_generation
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import DamagedStore
+from duelog.store.files import failpoints
 
 START_MS = 1_790_000_000_000
 SPAN_MS = 60_000
@@ -97,6 +98,9 @@ CONFIG = StoreConfig(
     max_clock_jump_ms=None,
 )
 """Everything tiny, so that every run rolls, trims, closes and deletes, and the maps grow."""
+
+POINTS = tuple(point for point in failpoints.POINTS if not point.startswith("away."))
+"""The failpoints that a store without a copy reaches; power_tiers has the others."""
 
 LARGE_BYTES = 512
 """Half of a run: with this in place of `write_batch.LARGE_BYTES` about every second batch has bodies in a body file."""

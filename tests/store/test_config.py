@@ -60,6 +60,7 @@ DEFAULTS = {
     "replicated_timeout_ms": 30_000,
     "replica_keep_bytes": 1024**3,
     "replica_retention_ms": 7 * 24 * 3600 * 1000,
+    "max_local_bytes": None,
 }
 
 # field: (lowest, highest); None as highest means as high as int64 goes
@@ -96,10 +97,11 @@ RANGES: dict[str, tuple[int, int]] = {
     "replicated_timeout_ms": (1, 3_600_000),
     "replica_keep_bytes": (2**20, 2**63 - 1),
     "replica_retention_ms": (86_400_000, 2**63 - 1),
+    "max_local_bytes": (1, 2**63 - 1),
 }
 
 OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "control",
-            "max_clock_jump_ms", "replica", "lease_ms"}  # fmt: skip
+            "max_clock_jump_ms", "replica", "lease_ms", "max_local_bytes"}  # fmt: skip
 
 
 GOOD: list[tuple[str, object]] = [
@@ -126,7 +128,9 @@ BAD: list[tuple[str, object]] = [
 
 
 def make(**settings: Any) -> StoreConfig:
-    """A configuration from settings by name, of any type."""
+    """A configuration from settings by name, of any type, and the setting that one of them needs."""
+    if settings.get("max_local_bytes") is not None:
+        settings["replica"] = "file:///copies/orders"
     return StoreConfig(**settings)
 
 

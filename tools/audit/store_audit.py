@@ -18,6 +18,7 @@ from pyroaring import BitMap
 
 from ...check.check_store import LATE_MS, is_kept
 from ...cleanup.log_claims import kept_of
+from ...partitions.away import directory_in_use
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
 from ...replica.copied_store import CopiedStore, open_copy
@@ -181,7 +182,7 @@ def missing_findings(store: Path, facts: StoreFacts, wal: FollowedWal) -> Iterat
     """(start, finding) of each partition of the catalog whose file is not there, and that is not vacant."""
     for start_ms, record in facts.partitions.items():
         path = partition_path(store, start_ms, record.generation)
-        is_there = (path / "data.mdb").is_file
+        is_there = (directory_in_use(path) / "data.mdb").is_file
         if record.state is PartitionState.DELETING or is_there():
             continue
         if record.state is not PartitionState.OPEN or not (wal.registers(start_ms) or is_there()):
@@ -489,7 +490,7 @@ def _audit(
         done = 0
 
         def task_of(start_ms: int) -> PartitionTask:
-            sealed = copied.get(start_ms) or Sealed.of(path, start_ms, facts.partitions[start_ms])
+            sealed = copied.get(start_ms) or Sealed.of(path, start_ms, facts.partitions[start_ms]).refuse_away()
             excerpt = None if copy is None else excerpt_of(copy, start_ms)._replace(main=None)
             logs = log_tasks(facts, start_ms)
             return PartitionTask(sealed, identity.store_id, judged_ms, verify, logs, dict(left), excerpt)

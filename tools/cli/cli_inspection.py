@@ -76,6 +76,8 @@ def _store_stats(there: Asked, name: str, topics: int) -> None:
     figures = {name: found[name] for name in _STORE_FIGURES}
     if found.get("replica_lag_ms") is not None:
         figures |= {name: found[name] for name in _REPLICA_FIGURES}
+    if found.get("away_partitions"):
+        figures |= {name: found[name] for name in ("away_partitions", "away_bytes")}
     shown = list(islice(_figures(there), topics))
     if out.in_json():
         out.write_json({**figures, "shown": shown})
@@ -129,7 +131,8 @@ def partitions(store: Place) -> None:
     """List the time partitions of a store: what is due when, and what it takes on disk.
 
     A partition is future, current (it has begun), closed (all of it has fired) and then deleted, once the
-    subscriptions of every topic in it have acknowledged what they received; references: how many have not.
+    subscriptions of every topic in it have acknowledged what they received; references: how many have not. What of it
+    is in the copy alone is fetched before it begins.
 
     $ duelog partitions data
     $ duelog partitions --server http://localhost:8080
@@ -141,7 +144,8 @@ def partitions(store: Place) -> None:
     if out.in_json():
         out.write_json_lines({"partition": directory_name(each["start_ms"]), **each} for each in found)
         return
-    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk")
+    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk",
+               ">in the copy alone")  # fmt: skip
     out.write_table(
         f"partitions: {len(found):,}",
         columns,
@@ -155,6 +159,7 @@ def partitions(store: Place) -> None:
                 each["pending"],
                 each["holders"] if each["state"] == "closed" else None,
                 out.size_text(each["disk_bytes"]),
+                out.size_text(each["away_bytes"]) if each["away_bytes"] else None,
             )
             for each in found
         ],
@@ -172,7 +177,7 @@ def check(store: Store, deep: Annotated[bool, option("--deep", "Read and decode 
 
     $ duelog check data --deep
     """
-    from ..store_check import check_punctuality, check_store
+    from ..store_check import away_in, check_punctuality, check_store
 
     require_store(store)
     with out.progress_bar("files", time_left=False) as progress:
@@ -182,6 +187,8 @@ def check(store: Store, deep: Annotated[bool, option("--deep", "Read and decode 
         line = f"{finding.severity}: {finding.code}: {finding.address}: {finding.message}; {finding.advice}"
         out.answer(asdict(finding), line)
     if not out.in_json():
+        for url, count in away_in(store).items():
+            out.say(f"partitions that are in {url} alone, and were not read there: {count:,}")
         out.say(f"findings: {len(damage):,}")
     if damage:
         raise typer.Exit(1)

@@ -399,7 +399,7 @@ def now_ms(raw: Reads) -> int:
 def _open_ones(store: Path, listed: Iterable[tuple[int, PartitionRecord]]) -> Iterator[tuple[Sealed, PartitionRecord]]:
     for start_ms, record in listed:
         if record.state is PartitionState.OPEN:  # one that is not there: opening it says so
-            yield Sealed.of(store, start_ms, record), record
+            yield Sealed.of(store, start_ms, record).refuse_away(), record
 
 
 def _logs_of(sealed: Sealed, store_id: bytes, wal: FollowedWal) -> Logs:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 from ...opening import Identity, open_main
+from ...partitions.away import Away, directory_in_use
 from ...partitions.partition import Partition, partition_path
 from ...partitions.timespan import directory_name
 from ...replica.copied_store import CopiedEnvironment, CopiedStore, Excerpt
@@ -25,7 +26,7 @@ from ...store.config import StoreConfig
 from ...store.env.body_file import length_of
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
-from ...store.errors import CorruptRecord, DamagedStore
+from ...store.errors import CorruptRecord, DamagedStore, DayAway
 from ...store.log import catalog
 from ...store.wal.followed_wal import FollowedWal
 from ...store.wal.segment import MAIN
@@ -59,6 +60,14 @@ class Sealed(NamedTuple):
     @property
     def path(self) -> Path:
         return partition_path(Path(self.store), self.start_ms, self.generation)
+
+    def refuse_away(self) -> Self:
+        """Raise DayAway where its messages are in the store's copy alone, whose URL takes the place of the store."""
+        path = directory_in_use(self.path)
+        if path != self.path:
+            url = Away.read(path).url
+            raise DayAway(path, f"is in {url} alone: give that in place of the store")
+        return self
 
     @property
     def partition(self) -> str:

@@ -18,14 +18,15 @@ from pathlib import Path
 from pyroaring import BitMap
 
 from ...opening import StoreLock
+from ...partitions.away import Away, rests
 from ...partitions.partition import partition_path
 from ...partitions.timespan import directory_name
 from ...replica.identity import REPLICA
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
-from ...store.errors import CorruptRecord, DamagedStore
-from ...store.files.directory import refuse_inside
+from ...store.errors import CorruptRecord, DamagedStore, DayAway
+from ...store.files.directory import children, refuse_inside
 from ...store.log import catalog
 from ...store.wal.segment import MAIN
 from ...survey.contents import Conditionals, read_logs
@@ -43,7 +44,7 @@ def repair_store(path: Path, output: Path) -> RepairReport:
 
     May be repeated; does nothing to a store without findings, and stops where it would have to guess (`left` says what
     is left). O(bytes). Raises InvalidArgument (`output` lies inside the store), StoreLocked, FormatMismatch,
-    DamagedStore (the STORE file cannot be read), StoreFull.
+    DamagedStore (the STORE file cannot be read), DayAway (some of it is in a copy alone), StoreFull.
     """
     refuse_inside("--output", output, path)
     lock = StoreLock(path)
@@ -53,6 +54,8 @@ def repair_store(path: Path, output: Path) -> RepairReport:
         identity = stored_identity(path)
         if not check_store(path, deep=True):
             return account.report
+        for rest in [each for partition in children(path / "partitions") for each in rests(partition)]:
+            raise DayAway(rest, f"is in {Away.read(rest).url} alone, with what a repair needs: restore that copy")
         if (path / REPLICA).exists():  # what is changed here is not in the log
             (path / REPLICA).unlink()
             account.say("the store has no copy any more: `duelog replica init` gives it a new prefix")

@@ -24,7 +24,7 @@ function Tile({ row, most, chosen }) {
   const level = row.pending ? Math.ceil((Math.log1p(row.pending) / Math.log1p(most)) * 4) : 0;
   const label = daily ? String(new Date(row.start_ms).getUTCDate()) : time(row.start_ms);
   return (
-    <a class={`tile ${row.state} level-${level}`} href={link(["partitions", row.start_ms])} aria-current={chosen ? "true" : undefined} title={`${day(row.start_ms)}, ${row.state}: ${count(row.pending, "message")} pending, ${bytes(row.disk_bytes)}`}>
+    <a class={`tile ${row.state} level-${level}`} href={link(["partitions", row.start_ms])} aria-current={chosen ? "true" : undefined} title={`${day(row.start_ms)}, ${row.state}: ${count(row.pending, "message")} pending, ${bytes(row.disk_bytes)}${row.away_bytes ? `, ${bytes(row.away_bytes)} in the copy alone` : ""}`}>
       <span>{label}</span><b>{row.state === "closed" ? "held" : <>{tiny(row.pending)}<span class="hidden"> pending, {row.state}</span></>}</b>
     </a>
   );
@@ -66,7 +66,7 @@ export function Partitions({ rest: [chosen], query: { job } }) {
                   { title: "From", key: "start_ms", show: (row) => <a href={link(["partitions", row.start_ms])}>{day(row.start_ms)}</a> },
                   { title: "State", key: "state" }, { title: "Topics", key: "topics", number },
                   { title: "Messages", key: "messages", number }, { title: "Pending", key: "pending", number }, { title: "Fired or cancelled", key: "fired", number },
-                  { title: "Held by topics", key: "holders", number }, { title: "Disk", key: "disk_bytes", number: bytes },
+                  { title: "Held by topics", key: "holders", number }, { title: "Disk", key: "disk_bytes", number: bytes }, { title: "In the copy alone", key: "away_bytes", number: bytes },
                   { title: "Generation", key: "generation", number },
                 ]} />
               </details>
@@ -95,7 +95,7 @@ function One({ row }) {
         <Figure name="Pending" value={number(row.pending)} note={`of ${count(row.messages, "message")}`} />
         <Figure name="Fired" value={number(row.messages - row.pending)} note="or cancelled" />
         <Figure name="Topics" value={number(row.topics)} note={row.state === "closed" ? `held by ${number(row.holders)}` : ""} />
-        <Figure name="Disk" value={bytes(row.disk_bytes)} note={row.generation > 1 ? `generation ${row.generation}` : ""} />
+        <Figure name="Disk" value={bytes(row.disk_bytes)} note={row.away_bytes ? `${bytes(row.away_bytes)} in the copy alone` : row.generation > 1 ? `generation ${row.generation}` : ""} />
         {saved?.result && <Figure name="Snapshots" value={row.state === "current" || saved.result.saved ? `${number(saved.result.saved)} of ${number(saved.result.logs)}` : "none"} note={snapshotNote(row, saved.result)} />}
       </dl>
       <h3>Why it is there</h3>

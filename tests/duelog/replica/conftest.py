@@ -16,5 +16,6 @@ def _little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def bucket(monkeypatch: pytest.MonkeyPatch) -> FaultyBucket:
     """The bucket of every store that is opened with a replica; nothing goes wrong with it unless told so."""
     faulty = FaultyBucket()
-    monkeypatch.setattr("duelog.replica.shipping.Bucket", lambda url: faulty)
+    for module in ("shipping", "tiers"):
+        monkeypatch.setattr(f"duelog.replica.{module}.Bucket", lambda url: faulty)
     return faulty

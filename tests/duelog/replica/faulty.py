@@ -64,6 +64,12 @@ class FaultyBucket(Bucket):
             raise ReplicaUnreachable(self.url, "is down")
         return super().get(name)
 
+    def download(self, name: str) -> Iterator[bytes] | None:
+        """Read an object in pieces."""
+        if self.is_down:
+            raise ReplicaUnreachable(self.url, "is down")
+        return super().download(name)
+
 
 def random_faults(seed: int) -> Iterator[str | None]:
     """Faults without end: half of all creations go wrong."""

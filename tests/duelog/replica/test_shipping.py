@@ -425,7 +425,7 @@ def test_figures_tell_how_far_the_copy_is_behind(
     assert "is down" in present(stats.replica_error)
     assert (stats.replica_epoch, stats.replica_leads) == (1, True)
     values = {name: [each.value for each in metrics.observe(name)] for name in OF_REPLICA}
-    assert list(values.values()) == [[5.0], [stats.replica_lag_bytes], [0], [1], [5.0], [1], [True]]
+    assert list(values.values()) == [[5.0], [stats.replica_lag_bytes], [0], [1], [5.0], [1], [True], [0]]
     bucket.is_down = False
     ship(store)
     stats = store.stats()
