@@ -253,6 +253,13 @@ def nothing(run: Run) -> None:
     """Nothing is to be made ready."""
 
 
+def send_large(run: Run) -> None:
+    """Two batches whose bodies go to a file for each of three logs."""
+    for batch in range(2):
+        for_three = itertools.product((0, 30_000, 61_000), range(2))
+        run.send("a", *((b"%d.%d.%d" % (batch, after_ms, at) + b"." * 300, after_ms) for after_ms, at in for_three))
+
+
 def send(run: Run) -> None:
     """To partitions that are there and one that is not, at once, alone and in batches."""
     run.send("a", (b"soon", 1_001))
@@ -422,6 +429,7 @@ def serve(run: Run) -> None:
 
 _ALL = (
     Scenario("send", CONFIG, waiting_messages, loaded, send),
+    Scenario("send_large", CONFIG, waiting_messages, loaded, send_large),
     Scenario("send_beside", CONFIG, waiting_messages, begin_beside, send, after=end_beside),
     Scenario("apply", CONFIG, waiting_messages, loaded, apply_log),
     Scenario("fire", CONFIG, waiting_messages, loaded, fire),
