@@ -1,6 +1,6 @@
 """Three brokers that lead by turns, SeaweedFS and clients, each on a machine of its own: what happens when one fails.
 
-`DUELOG_TAKEOVERS=1000` has so many events, in the proportion of `EVENTS`, by a seed; up to 8 are the first of them.
+`DUELOG_TAKEOVERS=1000` has so many events, in the proportion of `EVENTS`, by a seed; up to 9 are the first of them.
 """
 
 import json
@@ -34,6 +34,7 @@ EVENTS = {
     "cut off from the bucket": 20,
     "cut off from bucket and clients": 10,
     "cut off from clients, then ended": 3,
+    "handed over": 5,
     "killed, and back at once": 3,
     "standby killed": 3,
     "bucket killed": 10,
@@ -180,6 +181,9 @@ def happen(world: World, event: str, number: int) -> float | None:
             took = another_leads()
             world.network.heal()
             machines.begin(leader)
+        case "handed over":
+            world.command("replica", "hand-over", machines.addresses[leader][1])
+            took = another_leads()
         case "killed, and back at once":
             machines.end(leader)
             machines.begin(leader)
