@@ -7,15 +7,16 @@ a batch that is *not* acknowledged, as 64-bit words on the wire. Acknowledgement
 joined by AND.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ...store.errors import CorruptRecord
 from ...store.listener import call_supplied
+from ...store.received_messages import ReceivedMessages
+from ...subscription import Subscription
+from ...topic import Topic
 from ..configuration import BrokerConfig
 from ..protocol import entry
 from ..protocol.commands import ActiveConsumerChange, SubscriptionType
@@ -23,11 +24,6 @@ from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .feed import LastEntry
 from .pump import INDIVIDUAL, TURN_ENTRIES, Consumer, Delivery, Dispatched, Plan, Polled, Pump
-
-if TYPE_CHECKING:
-    from ...store.received_messages import ReceivedMessages
-    from ...subscription import Subscription
-    from ...topic import Topic
 
 MOST_BATCHES = 50_000
 """Batches kept for a subscription; of what is over, the oldest is delivered whole when it comes again."""
@@ -119,7 +115,7 @@ class Attached:
         calls: LoopCalls,
         workers: Workers,
         clock: Callable[[], int],
-        failed: Callable[[Attached, Exception], object],
+        failed: Callable[["Attached", Exception], object],
     ) -> None:
         """partition: of the topic, or -1. name: of the subscription, as stored. clock: the store's, in ms."""
         self.topic = topic

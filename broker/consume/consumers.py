@@ -11,8 +11,6 @@ well, as it may have been delivered over an earlier connection; the engine refus
 and that id alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
@@ -20,11 +18,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...delivery.consumer_arguments import Failover
 from ...store.errors import DuelogError
 from ...store.position import BEFORE_FIRST, ENTRY_MASK, MessageId
+from ...store.received_messages import ReceivedMessages
+from ...subscription import Subscription
+from ...topic import Topic
 from ..configuration import BrokerConfig
 from ..lookup.topic_address import stored_subscription
 from ..lookup.topic_facts import TopicFacts
@@ -35,11 +36,6 @@ from ..protocol.peer import Peer
 from . import feed
 from .attached import MOST_KEPT, Attached, BatchAcks
 from .pump import INDIVIDUAL, Answer, Consumer, Dispatched
-
-if TYPE_CHECKING:
-    from ...store.received_messages import ReceivedMessages
-    from ...subscription import Subscription
-    from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
 

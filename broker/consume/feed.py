@@ -4,26 +4,22 @@ Positions on the wire are two numbers: the largest there are stand for the earli
 the latest, and an entry of 2^64-1 for none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...delivery.consumer_arguments import Failover
+from ...delivery.dispatcher import SubscriptionType as EngineType
 from ...delivery.key_slots import KeyShared
 from ...store.errors import CorruptRecord, InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
+from ...subscription import Subscription
+from ...topic import Topic
 from ...topics.seeking import PublishedAt
 from ..protocol import commands, entry
 from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
-
-if TYPE_CHECKING:
-    from ...delivery.dispatcher import SubscriptionType as EngineType
-    from ...subscription import Subscription
-    from ...topic import Topic
 
 _UNSIGNED = 2**64 - 1
 _TYPES: dict[commands.SubscriptionType, EngineType] = {

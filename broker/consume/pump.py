@@ -9,27 +9,23 @@ A job polls for consumers with permits, the lowest priority_level first and thos
 a time. Wake-ups of the engine are coalesced: one is pending at most.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...delivery.key_slots import KeyShared
 from ...store.errors import BrokenInvariant, ClockJumped, DuelogError, InvalidArgument, NotLeader, StoreFull
 from ...store.listener import call_supplied
 from ...store.position import MessageId
+from ...store.received_messages import ReceivedMessages
+from ...subscription import Subscription
 from ..protocol.commands import Subscribe, SubscriptionType
 from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Timer, Workers
 from ..protocol.peer import Peer
-
-if TYPE_CHECKING:
-    from ...store.received_messages import ReceivedMessages
-    from ...subscription import Subscription
 
 _log = logging.getLogger("duelog.broker")
 
@@ -63,7 +59,7 @@ class Dispatched:
     redelivered: int = 0
     acked: int = 0
 
-    def add(self, other: Dispatched) -> None:
+    def add(self, other: "Dispatched") -> None:
         self.messages += other.messages
         self.bytes += other.bytes
         self.redelivered += other.redelivered

@@ -15,8 +15,6 @@ part of the name, counters end in `_total`. What has a Pulsar name is not there 
 people.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -30,7 +28,7 @@ from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +38,12 @@ from prometheus_client.core import Metric
 
 from ... import metrics as engine
 from ...delayed_store import DelayedStore
-from ...metrics import DELIVERED, delivered
 from ...stats import SubscriptionStats, TopicSurvey
 from ...store.errors import DuelogError
 from ...store.files.directory import disk_parts
 from ...store.names import TopicName
+from ...store.received_messages import ReceivedMessages
+from ...topics.topic_events import TopicEvent
 from ..consume.consumers import Consumers
 from ..consume.pump import INDIVIDUAL, Dispatched
 from ..listing.memory_limits import BROKER_PREFIX, FIGURES, DualMemoryLimiter
@@ -52,11 +51,6 @@ from ..produce.producers import Producers
 from ..produce.sends import Figures, OpenProducer
 from ..protocol.loop_calls import LoopCalls, Workers
 from .rates import BOUNDS_S, READERS, Durations, InRate, LoopLag, OutRate, PublishDurations, Rates
-
-if TYPE_CHECKING:
-    from ...metrics import StoreMetrics
-    from ...store.received_messages import ReceivedMessages
-    from ...topics.topic_events import TopicEvent
 
 CLUSTER = ("cluster",)
 NAMESPACE = ("cluster", "namespace")
@@ -499,7 +493,7 @@ async def _slices(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 _OLDEST = "duelog_subscription_unacknowledged_age_seconds"
-_DELIVERED = {name: f"{name.replace('.', '_')}_total" for name in DELIVERED}
+_DELIVERED = {name: f"{name.replace('.', '_')}_total" for name in engine.DELIVERED}
 
 
 class _Sums:
@@ -577,7 +571,7 @@ def _of_subscription(topic: TopicSurvey, stats: SubscriptionStats, copy: TopicCo
         "pulsar_out_messages_total": known.sent.messages,
         "pulsar_out_bytes_total": known.sent.bytes,
         _OLDEST: stats.oldest_unacknowledged_ms / 1000,
-        **{_DELIVERED[name]: value for name, value in delivered(stats).items()},
+        **{_DELIVERED[name]: value for name, value in engine.delivered(stats).items()},
     }
 
 
@@ -691,7 +685,7 @@ class Exposition:
         self.watching: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         """Watchers of topic lists, bytes of names that they keep, changes that wait for them."""
         self._engine = EngineFigures(self._cluster, by_topic=self.by_topic)
-        self._store_metrics: StoreMetrics | None = None
+        self._store_metrics: engine.StoreMetrics | None = None
         self._unlisten: Callable[[], object] = lambda: None
 
     def start(self) -> None:

@@ -9,17 +9,16 @@ producer has a topic epoch, which rises whenever another becomes the exclusive o
 epoch was fenced meanwhile. Source of the rules: Apache Pulsar, AbstractTopic.addProducer, and PIP-68.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...store.errors import DuelogError
+from ...topic import Topic
 from ..configuration import BrokerConfig
 from ..lookup.topic_facts import TopicFacts
 from ..protocol import commands
@@ -27,9 +26,6 @@ from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from .sends import Figures, OpenProducer, SendingPeer, Sends, stored_producer
-
-if TYPE_CHECKING:
-    from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
 

@@ -10,14 +10,12 @@ Answers leave in the order of the SENDs, as a client takes one before its turn f
 finishes messages of several time partitions in any order, and refuses a delay at once.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ...sending.outbox import Duplicate
 from ...store.errors import (
@@ -31,6 +29,7 @@ from ...store.errors import (
     StoreFailed,
 )
 from ...store.position import MessageId
+from ...topic import Topic
 from ..configuration import BrokerConfig
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Producer, ProducerSuccess, Send, SendError, SendReceipt
@@ -40,9 +39,6 @@ from ..protocol.fields import ProtocolError
 from ..protocol.frames import ReceiptFrames, checksum_matches, head, metadata_of
 from ..protocol.loop_calls import LoopCalls
 from ..protocol.peer import Peer
-
-if TYPE_CHECKING:
-    from ...topic import Topic
 
 _log = logging.getLogger("duelog.broker")
 
@@ -70,7 +66,7 @@ class Figures:
     last_s: float = 0.0
     """When the last message came that is stored, by the clock of `time.monotonic`; 0: none."""
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: "Figures") -> None:
         self.messages += other.messages
         self.entries += other.entries
         self.bytes += other.bytes
@@ -92,7 +88,7 @@ class OpenProducer:
         "partition", "producer_id", "replies", "state", "stored_name", "success", "topic", "topic_name",
     )  # fmt: skip
 
-    def __init__(self, connection: SendingPeer, command: Producer) -> None:
+    def __init__(self, connection: "SendingPeer", command: Producer) -> None:
         self.connection = connection
         self.command = command
         self.producer_id = command.producer_id
