@@ -1,7 +1,5 @@
 """`python -m benchmarks [NAME...] [options]`: run workloads, all of them by default, each with the options given."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

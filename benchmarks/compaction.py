@@ -5,8 +5,6 @@ one leaves every hundredth message, and so holds every ledger of the main log an
 partitions are compacted on one core, and the store is opened again and checked.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

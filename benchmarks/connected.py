@@ -4,8 +4,6 @@ The store is durable, and open in a process of its own. Payloads have 100 bytes,
 (fsync with every command) and PostgreSQL do the same, and huey, RQ and Dramatiq with that Redis run tasks.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time
@@ -55,7 +53,7 @@ class Serving:
         self.process.start()
         self.address = f"duelog://localhost:{port.get()}"
 
-    def __enter__(self) -> Serving:
+    def __enter__(self) -> "Serving":
         return self
 
     def __exit__(self, *_: object) -> None:

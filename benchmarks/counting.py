@@ -5,8 +5,6 @@ and without in turns, the least of the rounds. The scrape is of topics that each
 consumer and a delayed message; the loop's lag is that of a timer of 1 ms meanwhile.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

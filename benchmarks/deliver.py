@@ -4,8 +4,6 @@ duelog writes the markers of seven days, hands out, persists each batch's acknow
 The limits read in append order. beanstalkd counts real seconds: its messages are due when the measuring begins.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

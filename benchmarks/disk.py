@@ -3,8 +3,6 @@
 duelog's write-ahead log has nothing in it then, is used again, and is not counted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .harness import load

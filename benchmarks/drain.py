@@ -4,8 +4,6 @@ Pending messages of 300 bytes in ten topics and three days; the other broker ded
 store and to the broker, then a second run finds them at the broker and cancels them here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -5,8 +5,6 @@ directory. duelog, "unread": a topic without subscriptions, firing and closing t
 rows and give the space back in their own way (VACUUM, a rewrite of the log).
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -4,8 +4,6 @@ As `network`, single messages: by Pulsar clients in four processes of their own;
 and half of the clients. Beside the rates stands the processor time of all servers, the proxy among them, for a message.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .harness.compare import Subject, compare

@@ -3,8 +3,6 @@
 Each axis is measured with the others small: 1 KiB payloads, one topic, seven days, one subscription.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence

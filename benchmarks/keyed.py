@@ -5,8 +5,6 @@ found and cancelled by its id stands beside what is done by key. `n` messages wi
 of messages due within one day, and over 365 days: found, replaced in batches of 1,000, and cancelled, at random.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -5,8 +5,6 @@ own way. Nothing may come early. A message is seen when the call that fetched an
 scheduled in one batch before; or, with duelog, singly by another thread, each a second before it is due.
 """
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

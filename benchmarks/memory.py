@@ -5,8 +5,6 @@ counted: the kernel takes them back when it needs room. A server's memory is tha
 applied yet is in memory as well, at most two segments of its write-ahead log, and is applied before the look.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .harness import load

@@ -8,8 +8,6 @@ of processor time to send a message, several times what the broker takes: so one
 frames that were made before, too, eight unanswered.
 """
 
-from __future__ import annotations
-
 import argparse
 import struct
 import time

@@ -4,8 +4,6 @@ Four processes produce, one consumes. The messages are sent before the first is 
 come early. Redis (a sorted set) is polled every 10 ms, beanstalkd waits in its own way, in whole seconds.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from pathlib import Path

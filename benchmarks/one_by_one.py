@@ -5,8 +5,6 @@ A transaction has four operations: it acknowledges a message, cancels another, s
 Durable, 100 bytes, due in three days; what is received is due at once. A call waits for the one before.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ and the four timelines, watched in this process as a broker does it. At rest not
 100 messages a second to topics by chance, due within the hour.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ A picture has the rows that it shows in itself (PNG text `rows`), so that a test
 over time of `steady` have no table: a run of that workload draws them.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -5,8 +5,6 @@ one of them is nearly full. Nothing of it is applied. Then the store is opened, 
 message is sent; and the store is closed, which applies everything.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import product

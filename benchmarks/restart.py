@@ -5,8 +5,6 @@ the page cache. Also: when all of the delay index is loaded, its memory then, an
 while snapshots of the whole index are written, against sends without.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import time

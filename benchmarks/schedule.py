@@ -6,8 +6,6 @@ a batch touches, side by side; a file that grows, and one that is written over, 
 Bytes written are those of the whole device until the subject is closed, for each byte of payload: other work counts.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

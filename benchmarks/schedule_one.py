@@ -6,8 +6,6 @@ each other are woken at once there. Peers that one connection serves in turn are
 of them with one kind, since a due time more or less is all the same to them.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -8,8 +8,6 @@ take from it. "replicated" waits for a copy on a server of SeaweedFS beside it, 
 a directory: what calls that wait for one put together reach.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import uuid

@@ -4,8 +4,6 @@ What one message costs from send to acknowledgement, when batches of `--batch` a
 are received by `--subscriptions` subscriptions. It is what the default of `inline_delay_ms` rests on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -4,8 +4,6 @@ Growth of a partition's data file over many messages due the same day, so that w
 uses again is in it once. What is applied together, ten seconds of it, is made few runs. docs/format.md has the figures.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .harness import load

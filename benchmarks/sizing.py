@@ -6,8 +6,6 @@ again. Memory is anonymous: the page cache is the kernel's, which takes it back.
 that the write-ahead log, which is used again.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ over seven days: twenty topics in a call of `DelayedStore.send_batch`, and a cal
 messages in batches over 365 days that were never used before, beside as many over one such day.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

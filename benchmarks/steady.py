@@ -7,8 +7,6 @@ as a batch, or, with `--threads`, singly by so many threads: each waits for the 
 `--put`, once for its messages of the slice.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import threading

@@ -3,8 +3,6 @@
 It should grow with messages plus subscriptions, not with their product: one delay index serves all.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """topics: 2,000 topics, each with a message on each of 10 days: time, memory, open files; sent, reopened, delivered."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Two logs: markers, and messages of 1 KiB that were sent without a delay. For the
 every 5 ms, and a consumer waits for them: the longest lateness without and with trimming beside it.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

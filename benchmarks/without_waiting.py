@@ -4,8 +4,6 @@ Durable, 1 KiB, due at once or within the hour, to one topic or to fifty in turn
 heard of. Beside the rate stands the processor time of a message, which the work of others changes less.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future

@@ -14,8 +14,6 @@ and may drop single messages of ledgers that a slow subscription still holds: fo
 everything had been acknowledged by now, so that what compaction drops is what trimming would not have kept.
 """
 
-from __future__ import annotations
-
 import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +122,7 @@ def _all(tail: int) -> BitMap:
     return entries
 
 
-def _claims(raw: Reads, topic_id: int, topic: str | None, frontier: FrontierRecord, log: _MainLog) -> LogClaims:
+def _claims(raw: Reads, topic_id: int, topic: str | None, frontier: FrontierRecord, log: "_MainLog") -> LogClaims:
     ledger_id = frontier.ledger_id
     pieces = log.markers.get(ledger_id, [])
     marked, open_ = BitMap(), BitMap()

@@ -16,8 +16,6 @@ registered under the lock under which an idle tracker is freed; nothing is bucke
 nothing fires a tick early; and there is no timer here: `next_due_ms` is asked again before every wait.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +49,7 @@ class SubscriptionView:
 
     __slots__ = ("done_ms", "done_position", "tracker")
 
-    def __init__(self, tracker: TopicDelayTracker, done_ms: int) -> None:
+    def __init__(self, tracker: "TopicDelayTracker", done_ms: int) -> None:
         self.tracker = tracker
         self.done_ms = done_ms
         self.done_position = _PAST

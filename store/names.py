@@ -8,8 +8,6 @@ Source of the rules: Apache Pulsar's topic names, ``persistent://tenant/namespac
 have no place here.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NamedTuple
@@ -47,7 +45,7 @@ class TopicName(NamedTuple):
     local_name: str
 
     @staticmethod
-    def parse(text: str) -> TopicName:
+    def parse(text: str) -> "TopicName":
         """Read a full or short topic name; raises InvalidArgument with field ``topic``.
 
         ``parse(str(name)) == name`` for every name that this returns.

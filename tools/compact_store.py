@@ -14,8 +14,6 @@ Of a copy in object storage a task fetches main and its partition, and puts what
 the process that ships there takes it (replica/compacted.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -264,7 +262,7 @@ def compact_store(
 
 
 def _compact(
-    path: Path, tasks: Sequence[CompactionTask], found: _Found, run: Runner, progress: Progress
+    path: Path, tasks: Sequence[CompactionTask], found: "_Found", run: Runner, progress: Progress
 ) -> CompactionReport:
     """Do tasks, and see that a store adopts what they have made; of a copy it does so by itself."""
     dealt_with = done = 0
@@ -300,7 +298,7 @@ def run_here(
         yield publish(Path(task.sealed.store), compact_partition(task, progress=progress))
 
 
-def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> tuple[list[CompactionTask], _Found]:
+def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> "tuple[list[CompactionTask], _Found]":
     """A task for each closed partition, with the claims on all of them as of one point in time.
 
     Of one that cannot be read there is no task, and the answer instead.

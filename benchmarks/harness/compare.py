@@ -1,7 +1,5 @@
 """Measuring subjects in turns: one run of each after the other, the order rotated, so that noise meets all alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

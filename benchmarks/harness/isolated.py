@@ -5,8 +5,6 @@ the tree whose duelog is measured, which is what ``--against`` changes. When the
 started, whatever way it ended: they ask the kernel for it (peers/server.py).
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Workload W: payloads of 1 KiB, due times uniform over the seven days from the next midnight on."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of the kernel about processes and files: memory, descriptors, bytes on disk (Linux)."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Plots that can be read on a telephone: one column, large type, values written beside the bars."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from pathlib import Path

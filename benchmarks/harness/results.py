@@ -1,7 +1,5 @@
 """Measurements, their summary, and how it is shown: a table for people and one JSON line for machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

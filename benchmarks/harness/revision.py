@@ -1,7 +1,5 @@
 """Another revision of duelog to measure: its tree in a git worktree of its own, with the benchmarks of today in it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

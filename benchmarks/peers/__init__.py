@@ -1,7 +1,5 @@
 """The peers by key, each at the setting that survives a power cut and at its usual one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

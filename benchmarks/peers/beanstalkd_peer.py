@@ -1,7 +1,5 @@
 """beanstalkd with its write-ahead log. Delays are whole seconds of the machine's clock."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The child is `python -m benchmarks.peers.client_process`. Its first line of inpu
 says so, and begins when it is told. Times are of the machine's monotonic clock, which all processes share.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

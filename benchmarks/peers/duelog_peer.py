@@ -1,7 +1,5 @@
 """duelog itself, by its public face."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

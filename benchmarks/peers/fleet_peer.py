@@ -1,7 +1,5 @@
 """Two brokers with a placement table, or a proxy in front of one or two: `duelog serve` and `duelog proxy`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import urllib.request

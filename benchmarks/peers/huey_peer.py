@@ -1,7 +1,5 @@
 """huey on SQLite: tasks with an eta in its schedule, moved to its queue when due and run one by one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The limits: the same bytes with nothing around them. They keep no due times, so they deliver in append order."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The interface of a peer: five methods over one queue of delayed messages, and a few figures."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

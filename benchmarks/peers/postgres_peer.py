@@ -1,7 +1,5 @@
 """A PostgreSQL table with an index on the due time; batches come by COPY, consumers take rows with SKIP LOCKED."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

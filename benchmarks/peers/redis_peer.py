@@ -1,7 +1,5 @@
 """A Redis sorted set: the due time is the score, id and payload are the member."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """duelog behind its network front: `duelog serve` in a process of its own, and the ordinary client of Apache Pulsar."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

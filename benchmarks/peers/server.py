@@ -1,7 +1,5 @@
 """A server process on the loopback interface that does not outlive its starter."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

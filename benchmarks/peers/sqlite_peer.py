@@ -1,7 +1,5 @@
 """An SQLite table with an index on the due time, in WAL mode."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Redis has each command on disk before it answers, as duelog has each message.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

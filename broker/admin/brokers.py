@@ -1,7 +1,5 @@
 """This broker: where it is reached, /lookup/v2, and its health, configuration and version at /admin/v2/brokers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass

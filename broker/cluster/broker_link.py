@@ -11,8 +11,6 @@ is read, that goes back, and the listing waits for a direct permit of the answer
 and then for a heap permit, kept until it is queued. A smaller answer is read first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
@@ -86,7 +84,7 @@ class Dialer:
             raise Unreachable(address, f"cannot be reached: {error.strerror or error}") from error
         return protocol
 
-    async def link(self, address: Address, connect: commands.Connect, challenged: Challenged) -> BrokerLink:
+    async def link(self, address: Address, connect: commands.Connect, challenged: Challenged) -> "BrokerLink":
         """A link that a broker has let in. challenged: told when the broker asks for credentials.
 
         Raises Refused: Unreachable, or what the broker answered.

@@ -8,8 +8,6 @@ once, and then follows the events of the store. What changed is made into update
 bursts are few updates, and the event loop has most of its time for others. All belongs to the event loop's thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random
@@ -144,7 +142,7 @@ class NameSet:
 class Use:
     """The use of a view by one watcher."""
 
-    def __init__(self, sets: NameSets, namespace: str, found: NameSet, pattern: str) -> None:
+    def __init__(self, sets: "NameSets", namespace: str, found: NameSet, pattern: str) -> None:
         self._sets = sets
         self._namespace = namespace
         self._pattern = pattern

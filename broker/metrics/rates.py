@@ -8,8 +8,6 @@ Durations are those of SENDs by topic, of dispatch, of the event loop's lateness
 those by which Pulsar tells write latencies, so that its buckets are sums of these.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -66,7 +64,7 @@ class Durations:
             end = start
         self.counts[high] += end
 
-    def join(self, other: Durations) -> None:
+    def join(self, other: "Durations") -> None:
         self.counts = [old + new for old, new in zip(self.counts, other.counts, strict=True)]
         self.sum_s += other.sum_s
 

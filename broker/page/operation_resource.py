@@ -11,8 +11,6 @@ open, at least a second and at most ten; ten times as long as the look lasted, t
 sent now and then, so that a connection that has gone is noticed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -19,8 +19,6 @@ a field that is too short; who calls them compares the last offset with the end,
 is cut off. Groups are not supported: no command has any.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -113,7 +111,7 @@ C = TypeVar("C", bound="Command")
 
 ENCODERS: dict[type, Callable[[Any], bytes]] = {}
 DECODERS: dict[type, Callable[[bytes, int, int], Any]] = {}
-CLASSES: dict[int, type[Command]] = {}
+CLASSES: "dict[int, type[Command]]" = {}
 """Commands by type."""
 
 

@@ -1,7 +1,5 @@
 """A broker: its services, made for one store, which of them answers which command, its listeners and its routes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -8,8 +8,6 @@ the bytes that have left the process are known, and those that a client does not
 is queued in one turn of the event loop leaves together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -261,11 +259,11 @@ class Environment:
 
     config: ServiceConfig
     server_version: str
-    admission: Callable[[Connection, Session, Fail], Admission]
+    admission: "Callable[[Connection, Session, Fail], Admission]"
     handlers: Mapping[type[Command], Handler]
-    admit: Callable[[Connection], str | None]
+    admit: "Callable[[Connection], str | None]"
     """Count a connection; why it is not let in, None: it is."""
-    gone: Callable[[Connection], None]
+    gone: "Callable[[Connection], None]"
     """Called when a connection has ended, once, never from inside one of its calls."""
 
 

@@ -3,8 +3,6 @@
 conf.py puts it below docs/site/commands.md when the site is built, so that no copy of it can be out of date.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@ pages of the reference are written to docs/site/api/, one for each public class.
 is a warning, and a warning ends the build (`-W`). Nothing is loaded from elsewhere: offline.py looks.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

@@ -4,8 +4,6 @@ Names, types and defaults are those of the classes, meanings those of their docs
 a name (`_ms`, `_bytes`). Nothing on the page is written by hand but the sentences between the tables, below.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

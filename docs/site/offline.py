@@ -4,8 +4,6 @@ Links that a reader follows may lead anywhere; scripts, styles, fonts, pictures 
 name an address that it could fetch. Names of XML namespaces are no addresses.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 A store is filled by chance, the same each time, and `duelog ui` shows it.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

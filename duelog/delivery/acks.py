@@ -12,8 +12,6 @@ Normal form, kept after every call:
   one is acknowledged. A ledger and all before it are acknowledged in full if and only if it is there or later.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,14 +82,14 @@ class AckSet:
                 self._dirty.add(ledger_id)
 
     @classmethod
-    def load(cls, mark_delete: Position, rows: Mapping[int, bytes]) -> AckSet:
+    def load(cls, mark_delete: Position, rows: Mapping[int, bytes]) -> "AckSet":
         """The inverse of writing every ``AckChanges``: mark-delete and the stored rows by ledger id.
 
         Raises ValueError if a row is no bitmap; telling a flipped bit from a good row is the checksum's work.
         """
         return cls(mark_delete, {ledger_id: BitMap.deserialize(row) for ledger_id, row in rows.items()})
 
-    def copy(self) -> AckSet:
+    def copy(self) -> "AckSet":
         """An independent set that is equal, and has the same changes to write. O(bytes of the bitmaps)."""
         other = AckSet(self._mark_delete, self._acked)
         other._stored = self._stored.copy()

@@ -4,8 +4,6 @@ NAME.diverged/EPOCH beside the store has the messages of groups behind the fence
 directory as it was. Where there are no such groups the copy has everything, and the directory is removed.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -4,8 +4,6 @@ What is in force for a topic or a subscription is worked out once and kept in me
 While no delay policy is set anywhere, a send pays one look at a flag.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,6 @@ An occurrence has a nominal time, which the timetable says, and a due time, whic
 follows from the schedule's name and the nominal time alone, so it is the same after a restart.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
@@ -69,7 +67,7 @@ class Timetable:
     timezone: str
 
     @classmethod
-    def make(cls, cron: str | None, interval: Duration | None, timezone: str) -> Timetable:
+    def make(cls, cron: str | None, interval: Duration | None, timezone: str) -> "Timetable":
         """Check the arguments of a caller. Raises InvalidArgument naming `cron`, `interval` or `timezone`."""
         if (cron is None) == (interval is None):
             raise InvalidArgument("cron", cron, f"expected one of cron and interval, interval={interval!r}")
@@ -99,7 +97,7 @@ class Timetable:
         return table
 
     @classmethod
-    def _of_interval(cls, field: str, given: object, interval_ms: int, timezone: str) -> Timetable:
+    def _of_interval(cls, field: str, given: object, interval_ms: int, timezone: str) -> "Timetable":
         if interval_ms < MIN_INTERVAL_MS:
             raise InvalidArgument(field, given, f"shorter than {MIN_INTERVAL_MS} ms")
         return cls(None, interval_ms, timezone)
@@ -260,7 +258,7 @@ class Schedule:
     misfires: Misfires = "first"
     grace_ms: int | None = None
     ended: bool = False
-    replaced: Schedule | None = field(default=None, compare=False)
+    replaced: "Schedule | None" = field(default=None, compare=False)
 
     @property
     def recurrence(self) -> Recurrence:
@@ -279,7 +277,7 @@ class Schedule:
             return None
         return self.next_due_ms + (self.grace_ms or 0) + 1
 
-    def says_the_same(self, other: Schedule) -> bool:
+    def says_the_same(self, other: "Schedule") -> bool:
         """Return whether both were asked for with the same arguments, whatever their progress."""
         return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
 

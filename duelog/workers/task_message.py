@@ -1,7 +1,5 @@
 """TaskMessage: a message that a task is run for, and the transaction that acknowledges it and sends what follows."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from duelog.store.errors import InvalidArgument
@@ -32,7 +30,7 @@ class TaskMessage(ReceivedMessage):
     _consumer: Subscription
 
     @classmethod
-    def of(cls, message: ReceivedMessage, consumer: Subscription) -> TaskMessage:
+    def of(cls, message: ReceivedMessage, consumer: Subscription) -> "TaskMessage":
         """The message that a consumer has received."""
         found: TaskMessage = object.__new__(cls)
         for name in _FIELDS:

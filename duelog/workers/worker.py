@@ -1,7 +1,5 @@
 """Worker: functions run for messages, in one process, from a signal to begin to a signal to end."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

@@ -3,8 +3,6 @@
 The members of SEQUENCE are numbers of 64 bits, those of other tables entry ids. One without members is no record.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, TypeAlias
 
 from pyroaring import BitMap, BitMap64
@@ -31,7 +29,7 @@ class BitChange(NamedTuple):
     taken: Bits
     whole: bool = False
 
-    def then(self, later: BitChange) -> BitChange:
+    def then(self, later: "BitChange") -> "BitChange":
         """This change and one behind it, as one."""
         if later.whole:
             return later

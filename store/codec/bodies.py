@@ -4,8 +4,6 @@ The bodies of bare messages that are of one size begin alike (body.py): the begi
 payload only in the value of the run that it is written in. So a payload is copied once on its way to LMDB.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import repeat
@@ -38,7 +36,7 @@ class Bodies(Sequence[bytes]):
         self.each = each
 
     @classmethod
-    def of(cls, bodies: Sequence[bytes]) -> Bodies:
+    def of(cls, bodies: Sequence[bytes]) -> "Bodies":
         return bodies if isinstance(bodies, Bodies) else cls(list(bodies))
 
     def __len__(self) -> int:
@@ -48,9 +46,9 @@ class Bodies(Sequence[bytes]):
     def __getitem__(self, index: int) -> bytes: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Bodies: ...
+    def __getitem__(self, index: slice) -> "Bodies": ...
 
-    def __getitem__(self, index: int | slice) -> bytes | Bodies:
+    def __getitem__(self, index: int | slice) -> "bytes | Bodies":
         if isinstance(index, slice):
             return Bodies(self.rests[index], self.head, self.each)
         return self.head + self.rests[index]
@@ -58,7 +56,7 @@ class Bodies(Sequence[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         return map(self.head.__add__, self.rests) if self.head else iter(self.rests)
 
-    def pick(self, rows: Sequence[int]) -> Bodies:
+    def pick(self, rows: Sequence[int]) -> "Bodies":
         rests = list(itemgetter(*rows)(self.rests)) if len(rows) > 1 else [self.rests[row] for row in rows]
         return Bodies(rests, self.head, self.each)
 

@@ -10,8 +10,6 @@ time is not in the body: it stands in the run's header. Nor is a checksum: the r
 ``encode_batch`` is the hottest path of sending: whatever a plain message does not need is out of its loop.
 """
 
-from __future__ import annotations
-
 import struct
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,12 +78,12 @@ class EncodedBatch:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def rows(self, rows: npt.NDArray[np.intp]) -> EncodedBatch:
+    def rows(self, rows: npt.NDArray[np.intp]) -> "EncodedBatch":
         """Select messages by their places in the batch; without `dedups`."""
         overridden = None if self.overridden is None else self.overridden[rows]
         return EncodedBatch(self.dues[rows], self.delayed[rows], Bodies.of(self.bodies).pick(rows.tolist()), overridden)
 
-    def part(self, start: int, limit: int) -> EncodedBatch:
+    def part(self, start: int, limit: int) -> "EncodedBatch":
         overridden = None if self.overridden is None else self.overridden[start:limit]
         dedups = self.dedups and {at - start: each for at, each in self.dedups.items() if start <= at < limit}
         dues, delayed = self.dues[start:limit], self.delayed[start:limit]

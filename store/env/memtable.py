@@ -7,8 +7,6 @@ the view that it finds in LMDB as well is one that LMDB's last run of the ledger
 A view is never shortened: applying puts a new one in its place.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,9 +59,9 @@ class LedgerRuns(Sequence[UnappliedRun]):
     def __getitem__(self, index: int) -> UnappliedRun: ...
 
     @overload
-    def __getitem__(self, index: slice) -> LedgerRuns: ...
+    def __getitem__(self, index: slice) -> "LedgerRuns": ...
 
-    def __getitem__(self, index: int | slice) -> UnappliedRun | LedgerRuns:
+    def __getitem__(self, index: int | slice) -> "UnappliedRun | LedgerRuns":
         if isinstance(index, slice):
             return LedgerRuns(self._ledger_id, self._rows[index])
         row = self._rows[index]
@@ -172,10 +170,10 @@ class Unapplied(NamedTuple):
     records: Records
 
     @classmethod
-    def nothing(cls) -> Unapplied:
+    def nothing(cls) -> "Unapplied":
         return cls({}, Records())
 
-    def copy(self) -> Unapplied:
+    def copy(self) -> "Unapplied":
         """Copy the rows, so that others may be added."""
         return Unapplied({ledger: list(rows) for ledger, rows in self.runs.items()}, Records(self.records.items()))
 

@@ -16,8 +16,6 @@ Nothing here can kill a process or hang, whatever the file holds. A page of few 
 one of a hundred small ones 50.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from bisect import bisect_left
@@ -467,7 +465,7 @@ class FewPages:
     def get(self, key: bytes, default: Any = None) -> Any:
         return self._by_key.get(key, default)
 
-    def cursor(self) -> RowCursor:
+    def cursor(self) -> "RowCursor":
         return RowCursor(self.rows)
 
     def id(self) -> int:
@@ -476,7 +474,7 @@ class FewPages:
     def abort(self) -> None:
         """Nothing is held."""
 
-    def __enter__(self) -> FewPages:
+    def __enter__(self) -> "FewPages":
         return self
 
     def __exit__(self, *_: object) -> None:

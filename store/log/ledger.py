@@ -1,7 +1,5 @@
 """The append side of one ledger: messages and markers, packed as runs and inserted in a transaction."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -73,7 +71,7 @@ class PackedMessages:
     @classmethod
     def each(
         cls, dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits
-    ) -> list[PackedMessages]:
+    ) -> "list[PackedMessages]":
         """Pack groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
         if not fits_runs(bodies, groups, limits) or len(groups) == 1:
             return [cls(dues[start:limit], bodies[start:limit], base_ms, limits) for base_ms, start, limit in groups]

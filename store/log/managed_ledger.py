@@ -7,8 +7,6 @@ Invariant: ledger ids ascend; every ledger but the last is closed and not empty.
 is closed in the commit that fills it, so that it can be trimmed as soon as every subscription has passed it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +132,7 @@ class ManagedLedger:
         runs_: RunLimits,
         limits: LedgerLimits,
         changed: Callable[[int, bool], None] | None = None,
-    ) -> ManagedLedger:
+    ) -> "ManagedLedger":
         """Load the main log that the catalog has; reads the headers of the open ledger's runs."""
         closed: list[LedgerInfo] = []
         tail: Ledger | None = None
@@ -335,7 +333,7 @@ class ManagedLedger:
             transaction.put(ledger_key(self.topic_id, info.ledger_id), record.pack())
         return [info.ledger_id for info in trimmed]
 
-    def _staged(self, transaction: Transaction) -> _StagedLog:
+    def _staged(self, transaction: Transaction) -> "_StagedLog":
         return transaction.stage(self, _StagedLog)
 
     def _publish(self, view: _View | None, look: bool) -> None:

@@ -1,7 +1,5 @@
 """The rows of each environment in groups that were read, by columns: batches may be of half a million logs."""
 
-from __future__ import annotations
-
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +40,7 @@ class _Runs(NamedTuple):
     limits: Int64s
     rows: Int64s
 
-    def take(self, places: Int64s | slice) -> _Runs:
+    def take(self, places: Int64s | slice) -> "_Runs":
         return _Runs(*(column[places] for column in self))
 
 
@@ -67,7 +65,7 @@ class EnvironmentRows:
         of_runs: list[int] = self._positions[self._runs.rows[-1:]].tolist()
         return max([*(at for at, _ in self.others[-1:]), *of_runs])
 
-    def after(self, position: int) -> EnvironmentRows:
+    def after(self, position: int) -> "EnvironmentRows":
         """Select the rows of groups after the one at a place."""
         others = [(at, row) for at, row in self.others if at > position]
         first = np.searchsorted(self._positions, position, "right")

@@ -20,8 +20,6 @@ The file is zeros of its full size from the beginning, for growing it has the fi
 flush. Groups begin at sectors: one in which flushed bytes lie is never written again.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -103,7 +101,7 @@ class GroupContent(NamedTuple):
     apart: int = 0
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> GroupContent:
+    def of(cls, rows: Sequence[Row]) -> "GroupContent":
         """The content of a group of these rows."""
         parts: list[Buffer] = []
         for kind, start_ms, key, value in rows:
@@ -226,7 +224,7 @@ class Segment:
         """True where a group of `size` bytes (`GroupContent.size`) can be appended, and the last one after it."""
         return self._at + size <= self._limit
 
-    def append(self, rows: GroupContent, *, flush: bool) -> RawGroup:
+    def append(self, rows: GroupContent, *, flush: bool) -> "RawGroup":
         """Append a group, and wait until it is on disk where `flush`. Raises OSError; the segment is of no use then.
 
         One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
@@ -411,7 +409,7 @@ class RawGroup(NamedTuple):
         """Bytes of all of it."""
         return len(self.content) + sum(map(len, self.more))
 
-    def whole(self, store_id: bytes, read: Callable[[Row], tuple[Buffer, Buffer]]) -> RawGroup:
+    def whole(self, store_id: bytes, read: Callable[[Row], tuple[Buffer, Buffer]]) -> "RawGroup":
         """The group that would lie there if it had been written with its bodies in it.
 
         read: gives the value of a run that has its bodies apart, with them, in two parts.

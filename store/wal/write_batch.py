@@ -4,8 +4,6 @@ A unit of work appends to logs as it does in a transaction of LMDB (store/env/tr
 the group is flushed; then they are added to the memtables of their environments, and memory hears of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import repeat
@@ -32,7 +30,7 @@ class EnvironmentBatch(Transaction):
     __slots__ = ("_environment", "_group", "_reads", "memtable", "records", "start_ms")
 
     def __init__(
-        self, group: WriteBatch, start_ms: int, memtable: Memtable, environment: Environment | None = None
+        self, group: "WriteBatch", start_ms: int, memtable: Memtable, environment: Environment | None = None
     ) -> None:
         """`environment`: what is read; None of a partition, whose rows ask for nothing."""
         self._staged, self._after = group._staged, group._after
@@ -55,11 +53,11 @@ class EnvironmentBatch(Transaction):
         return self._reads
 
     @property
-    def main(self) -> EnvironmentBatch:
+    def main(self) -> "EnvironmentBatch":
         """The rows of the main environment in the same group."""
         return self._group.main
 
-    def to(self, start_ms: int, memtable: Memtable) -> EnvironmentBatch:
+    def to(self, start_ms: int, memtable: Memtable) -> "EnvironmentBatch":
         """The rows of a partition's environment in the same group."""
         return self._group.to(start_ms, memtable)
 

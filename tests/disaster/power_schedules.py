@@ -8,8 +8,6 @@ opened at the time of the cut, and a plain twin of each schedule says what has c
 With durability "relaxed" what was done last may be lost, and nothing comes twice.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter
@@ -105,7 +103,7 @@ class Twin:
     of: TwinSchedule
     exists: bool
 
-    def after(self, what: str, asked: dict[str, Any] | None, now_ms: int) -> Twin:
+    def after(self, what: str, asked: dict[str, Any] | None, now_ms: int) -> "Twin":
         """Another, changed."""
         made = deepcopy(self)
         if asked is not None:

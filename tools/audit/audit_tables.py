@@ -3,8 +3,6 @@
 Times in epoch ms, sizes in bytes. docs/audit.md lists the kinds too, and a test holds the two against each other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -153,7 +151,7 @@ class RetentionRow(NamedTuple):
     withheld: int
     dropped: int
 
-    def plus(self, other: RetentionRow) -> RetentionRow:
+    def plus(self, other: "RetentionRow") -> "RetentionRow":
         """The counts of both, under the topic and day of this one."""
         return RetentionRow(
             self.topic,

@@ -4,8 +4,6 @@ A day of the trace takes a day divided by `speed`. What was written before the t
 demo; nothing is verified here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import tempfile

@@ -3,8 +3,6 @@
 What is computed here is what the engine's work is judged by, so nothing here imports the engine.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +60,7 @@ class Trace:
         """When each message may be received first: when it is both written and due."""
         return np.maximum(self.written_ms, self.due_ms)
 
-    def last_years(self, years: int) -> Trace:
+    def last_years(self, years: int) -> "Trace":
         """The messages written in the last `years` calendar years, counted back from the last message."""
         if not len(self):
             return self
@@ -73,7 +71,7 @@ class Trace:
             since = last.replace(year=last.year - years, day=28)
         return self[int(np.searchsorted(self.written_ms, int(since.timestamp() * 1000))) :]
 
-    def __getitem__(self, rows: slice) -> Trace:
+    def __getitem__(self, rows: slice) -> "Trace":
         return Trace(self.written_ms[rows], self.due_ms[rows], self.ids[rows])
 
     def due_days(self, span_ms: int) -> int:

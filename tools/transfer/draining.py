@@ -12,8 +12,6 @@ Another store of duelog stores a batch whole or not at all, each entry under a n
 go in batches, as they are stored here, and one that is refused is found by sending those of its batch one by one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter
@@ -127,7 +125,7 @@ class DrainTarget(Protocol):
     def subscribe(self, topic: str, subscription: str) -> None:
         """Make a subscription, or find it there."""
 
-    def open(self, topic: str, producer: str) -> DrainProducer | StoreProducer:
+    def open(self, topic: str, producer: str) -> "DrainProducer | StoreProducer":
         """A producer of a fixed name."""
 
     def close(self) -> None:
@@ -195,7 +193,7 @@ class Drain:
     subscriptions: bool = True
     progress: Callable[[Drained], object] = lambda done: None
     done: Drained = field(default_factory=Drained, init=False)
-    _producers: dict[_ProducerKey, DrainProducer | StoreProducer] = field(default_factory=dict, init=False)
+    _producers: "dict[_ProducerKey, DrainProducer | StoreProducer]" = field(default_factory=dict, init=False)
     _subscribed: set[str] = field(default_factory=set, init=False)
     _confirmed: list[tuple[_Item, int]] = field(default_factory=list, init=False)
     """With how many of its messages were sent now."""
@@ -364,7 +362,7 @@ class StoreTarget:
         with suppress(ConsumerBusy):
             self._store.topic(topic).subscribe(subscription, type="shared", initial_position="latest").close()
 
-    def open(self, topic: str, producer: str) -> StoreProducer:
+    def open(self, topic: str, producer: str) -> "StoreProducer":
         """A producer that sends batches."""
         return StoreProducer(self._store.topic(topic), producer)
 

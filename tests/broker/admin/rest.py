@@ -1,7 +1,5 @@
 """A broker with administration, and a client of it: for tests of routes."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -95,7 +93,7 @@ class Rest:
             value = json.loads(found) if is_json and found else (found or None)
             return Answered(answer.status, value, answer.headers.copy())
 
-    async def refuses(self, rows: Rows, base: str = "") -> None:
+    async def refuses(self, rows: "Rows", base: str = "") -> None:
         """Check the status of each answer, and that its reason has the text."""
         for method, path, body, status, text in rows:
             answered = await self.ask(method, base + path, body)

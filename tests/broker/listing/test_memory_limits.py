@@ -1,7 +1,5 @@
 """Memory limits of lists: the semaphore beside a twin and by name; sizes, quantiles, metrics, settings that change."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -113,7 +111,7 @@ class Asked:
     """A request of the twin, and then its permit."""
 
     size: int
-    old: Asked | None
+    old: "Asked | None"
     since: float
     gone: bool = False
     outcome: str = "waits"

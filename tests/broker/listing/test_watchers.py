@@ -1,7 +1,5 @@
 """WATCH_TOPIC_LIST and CLOSE: answers, updates, retries, and what is kept; time and workers moved by hand."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
@@ -117,7 +115,7 @@ class Stand:
 
 
 @pytest.fixture
-def on_stand(open_store: OpenStore) -> OnStand:
+def on_stand(open_store: OpenStore) -> "OnStand":
     """A stand and a connection; nothing is held at their end."""
 
     @asynccontextmanager

@@ -1,7 +1,5 @@
 """A client that says what a test tells it to, and listeners to say it to."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -32,7 +30,7 @@ def blob_of(payload: bytes, number: int = 0, **values: Any) -> bytes:
 class RawClient:
     """One connection."""
 
-    open_ones: ClassVar[list[RawClient]] = []
+    open_ones: ClassVar["list[RawClient]"] = []
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -1,7 +1,5 @@
 """A worker that is connected to the process that has the store open: in this process, and in several of the command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

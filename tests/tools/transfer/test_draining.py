@@ -1,7 +1,5 @@
 """A drain against a broker in memory: killed, it goes on, loses nothing, and what comes twice is known."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -55,7 +53,7 @@ class Broker:
         assert topic not in self.stored or (topic, subscription) in self.subscriptions
         self.subscriptions.add((topic, subscription))
 
-    def open(self, topic: str, producer: str) -> _Producer:
+    def open(self, topic: str, producer: str) -> "_Producer":
         return _Producer(self, topic, producer)
 
     def close(self) -> None:
