@@ -35,7 +35,7 @@ from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
 from ..store.listener import Listeners, StoreListener, tell
 from ..store.log import catalog
-from .away import AWAY, Away, directory_in_use
+from .away import Away, directory_in_use
 from .partition import Partition, partition_path
 
 _LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
@@ -266,8 +266,9 @@ class PartitionSet:
 
     def _find(self, partition: Partition) -> None:
         """Have a partition be where it is on disk, in the directory of its generation or away."""
-        path = directory_in_use(partition_path(self._path, partition.start_ms, partition.generation))
-        self._locate(partition, path, Away.read(path) if (path / AWAY).is_file() else None)
+        generation = partition_path(self._path, partition.start_ms, partition.generation)
+        path = directory_in_use(generation)
+        self._locate(partition, path, None if path == generation else Away.read(path))
 
     def _locate(self, partition: Partition, path: Path, away: Away | None) -> None:
         partition.path, partition.away = path, away

@@ -153,8 +153,7 @@ class Tiers:
         for part, error in outcomes:
             self._note(part, error, now_ms)
         self._suspensions.keep("fetch", self._partitions.away.__contains__)
-        away = [each for each in map(self._partitions.get, sorted(self._partitions.away)) if each is not None]
-        due = [each for each in away if self._comes_ms(each) <= now_ms and not self._waits(each, now_ms)]
+        due = [each for each in self._away() if self._comes_ms(each) <= now_ms and not self._waits(each, now_ms)]
         if self._thread is None:
             for partition in due:
                 self._note(*self._outcome(partition), now_ms)
@@ -172,11 +171,15 @@ class Tiers:
         """When there is more to do; None: it is not known."""
         dues = [
             self._suspensions.not_before(_part(each), self._comes_ms(each))
-            for each in self._partitions
-            if each.away is not None and (self._thread is None or self._comes_ms(each) > now_ms)
+            for each in self._away()
+            if self._thread is None or self._comes_ms(each) > now_ms
         ]
         looks = [self._look_ms] if self._config.max_local_bytes is not None else []
         return min([*looks, *(each for each in dues if each is not None)], default=None)
+
+    def _away(self) -> list[Partition]:
+        found = map(self._partitions.get, sorted(self._partitions.away))
+        return [each for each in found if each is not None and each.away is not None]
 
     def _comes_ms(self, partition: Partition) -> int:
         """When a partition is fetched: never where it is not away, at once where nothing is to be away."""

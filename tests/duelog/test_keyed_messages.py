@@ -57,7 +57,7 @@ def test_finding_a_message_by_its_key_is_no_scan(
     opened: list[int] = []
     acquire = store._engine.storage.partitions.acquire
 
-    def noted(partition: object) -> None:
+    def noted(partition: object, **_: bool) -> None:
         opened.append(getattr(partition, "start_ms"))  # noqa: B009
         acquire(partition)  # type: ignore[arg-type]
 
