@@ -81,7 +81,8 @@ def sync_all(descriptors: Sequence[int]) -> None:
     done = 0
     if len(descriptors) > 1 and _one_syncs.acquire(blocking=False):
         try:
-            done = _submit(descriptors[:_SUBMITTED])
+            while count := _submit(descriptors[done : done + _SUBMITTED]):
+                done += count
         finally:
             _one_syncs.release()
     for descriptor in descriptors[done:]:
@@ -94,11 +95,10 @@ def _submit(descriptors: Sequence[int]) -> int:
     if submission is None:
         return 0
     call, context, submit, get_events = submission
-    count = len(descriptors)
     tickets = [next(_tickets) for _ in descriptors]
     blocks = [_Iocb(ticket, 0, 0, _FDSYNC, 0, each) for ticket, each in zip(tickets, descriptors, strict=True)]
-    places = (ctypes.c_void_p * count)(*map(ctypes.addressof, blocks))
-    submitted = max(call(submit, context, ctypes.c_long(count), places), 0)  # else, after a fork too, without it
+    places = (ctypes.c_void_p * len(blocks))(*map(ctypes.addressof, blocks))
+    submitted = max(call(submit, context, ctypes.c_long(len(blocks)), places), 0)  # else, after a fork too, without it
     waiting = set(tickets[:submitted])
     events = (_Event * _SUBMITTED)()
     while waiting:
