@@ -108,13 +108,10 @@ def children(path: Path) -> list[Path]:
 
 
 def size_bytes(path: Path) -> int:
-    """Bytes that the files under `path` occupy on disk (blocks, not lengths); of one with several names its share."""
+    """Bytes that the files under `path` occupy on disk (blocks, not lengths)."""
     total = 0
     for root, _, names in os.walk(path):
-        for name in names:
-            with suppress(FileNotFoundError):
-                found = os.lstat(os.path.join(root, name))
-                total += found.st_blocks * 512 // found.st_nlink
+        total += sum(occupied_bytes(Path(root, name)) for name in names)
     return total
 
 
@@ -128,6 +125,9 @@ DISK_PARTS = ("main", "partitions", "wal", "attempts", "other")
 def disk_parts(path: Path) -> dict[str, int]:
     """Bytes on disk of each part of the store in `path`, as of `size_bytes`; the store takes their sum."""
     named = {name: size_bytes(path / name) for name in DISK_PARTS[:-1]}
+    for second in children(path / "wal" / "bodies"):  # names of files that are counted where they are used
+        with suppress(FileNotFoundError):
+            named["wal"] -= occupied_bytes(second) if second.stat().st_nlink > 1 else 0
     others = [child for child in path.iterdir() if child.name not in named]
     return named | {"other": sum(size_bytes(child) if child.is_dir() else occupied_bytes(child) for child in others)}
 

@@ -17,6 +17,7 @@ from duelog.replica import manifest
 from duelog.replica.log_tail import KeptLog
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.store.config import MIB
+from duelog.store.files.directory import disk_parts, occupied_bytes
 from duelog.store.wal import write_batch
 from tests.cleanup.compacting import plan_compaction
 from tests.conftest import OpenStore, applied
@@ -118,6 +119,8 @@ def test_bodies_are_written_once_and_shipped_in_their_groups(
     holding = [path for path in store.path.rglob("*") if path.is_file() and LARGE[3] in path.read_bytes()]
     assert {path.suffix for path in holding} == {".bodies"}
     assert len({path.stat().st_ino for path in holding}) == 2
+    segments = [path for path in (store.path / "wal").iterdir() if path.is_file()]
+    assert disk_parts(store.path)["wal"] == sum(map(occupied_bytes, segments))
     ship(store)
     assert b"".join(bytes(raw.content) for raw in log_of(bucket)[-1].raw).count(LARGE[3]) == 2
     assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == SENT
