@@ -66,7 +66,7 @@ export function Partitions({ rest: [chosen], query: { job } }) {
                   { title: "From", key: "start_ms", show: (row) => <a href={link(["partitions", row.start_ms])}>{day(row.start_ms)}</a> },
                   { title: "State", key: "state" }, { title: "Topics", key: "topics", number },
                   { title: "Messages", key: "messages", number }, { title: "Pending", key: "pending", number }, { title: "Fired or cancelled", key: "fired", number },
-                  { title: "Held by topics", key: "holders", number }, { title: "Disk", key: "disk_bytes", number: bytes }, { title: "In the copy alone", key: "away_bytes", number: bytes },
+                  { title: "Held by topics", key: "holders", number }, { title: "Disk", key: "disk_bytes", number: bytes }, { title: "In the copy", key: "away_bytes", number: bytes },
                   { title: "Generation", key: "generation", number },
                 ]} />
               </details>
