@@ -39,7 +39,6 @@ from ..files import pages
 from ..files.directory import InPlace, make_directory, occupied_bytes, sync_directory
 from ..files.failpoints import reach
 from ..files.process import here
-from ..files.system_calls import map_large_blocks
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, tell
 from . import page_cache
@@ -591,7 +590,6 @@ def _open_lmdb(
             map_bytes = max(map_bytes, pages.verify(path).file_bytes * 2)
         if not read_only:
             reserve_lock_file(path)
-            map_large_blocks()
         try:
             environment = lmdb.open(
                 os.fspath(path),

@@ -526,21 +526,6 @@ def test_a_read_only_environment_refuses_writing(environment: Environment) -> No
     reader.close()
 
 
-def test_environments_that_are_opened_after_others_were_closed_take_little_memory(tmp_path: Path) -> None:
-    """Where LMDB's block for written pages came from the heap, as it did once one had been freed, each took 2 MiB."""
-    program = (
-        "import sys; from pathlib import Path; from duelog.store.env.environment import Environment\n"
-        "def opened(n): return Environment(Path(sys.argv[1]) / str(n % 40), name='e', create=True)\n"
-        "def anonymous(): return next(int(line.split()[1]) << 10 for line in open('/proc/self/smaps_rollup')\n"
-        "    if line.startswith('Anonymous:'))\n"
-        "first, kept = opened(0), []; before = anonymous()\n"
-        "for n in range(1, 100): kept.append(opened(n)); first.close(); first = kept.pop(0) if n > 20 else opened(0)\n"
-        "print(anonymous() - before)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True, text=True)
-    assert int(done.stdout) < 8 << 20
-
-
 def test_a_reader_follows_a_map_that_another_process_has_grown(tmp_path: Path) -> None:
     """A read-only environment with a small map sees what a writer put past its end."""
     path = tmp_path / "main"
