@@ -372,7 +372,7 @@ class Engine:
     # -- the end -----------------------------------------------------------------------------------
 
     def hand_over(self) -> None:
-        """As `DelayedStore.hand_over`."""
+        """Have a standby lead (`DelayedStore.hand_over`)."""
         self.check_writable()
         shipping, writer, lease_ms = self.shipping, self.writer(), self.storage.config.lease_ms
         if shipping is None or lease_ms is None:

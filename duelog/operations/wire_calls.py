@@ -59,7 +59,7 @@ _CLOSING_MESSAGE = "the process that has this store open is closing it, and has 
 _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
          "numbers"}  # fmt: skip
 _UNSAID = (None, None, None, None, False, None)
-"""What encodes a message of nothing but a payload."""
+"""Encodes a message of nothing but a payload."""
 
 _log = logging.getLogger("duelog.control")
 

@@ -127,7 +127,7 @@ class Tiers:
         self._moving = threading.Lock()
         """Held while a day goes or comes."""
         self._ends: dict[Content, Ends] = {}
-        """Of files of the newest manifest, and of one that is being made."""
+        """Where logs end in the files of the newest manifest, and of one that is being made."""
         self._look_ms = 0
         """When it is looked next how much the store takes."""
         self.fetched = self.given_back = self.failures = 0
@@ -136,7 +136,7 @@ class Tiers:
         self._wanted: list[Partition] = []
         self._looks = False
         self._outcomes: list[tuple[Part, Exception | None]] = []
-        """Of the thread's work, which the upkeep has still to hear of."""
+        """Outcomes of the thread's work, which the upkeep has still to hear of."""
         self._closing = False
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
