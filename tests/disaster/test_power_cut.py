@@ -100,7 +100,7 @@ MUTANTS = {
     "group_in_parts": ("power_work", 48, "commit", "wal.ended", 1),
     "transaction_in_parts": ("power_work", 48, "commit", "wal.after", 1),
     "fires_before_sync": ("power_work", 48, "relaxed", "fire.before", 1),
-    "applies_before_the_log": ("power_work", 48, "relaxed", None, 1),
+    "applies_before_the_log": ("power_work", 240, "relaxed", None, 1),
     "letter_apart": ("power_letters", 64, "commit", None, 1),
     "attempts_not_written": ("power_letters", 16, "commit", None, 1),
     "gone_before_the_rest": ("power_tiers", 40, "commit", "away.gone", 1),
