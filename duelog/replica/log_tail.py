@@ -71,12 +71,14 @@ class KeptLog:
     def keep_bodies(self, path: Path) -> None:
         """Have a body file stay when its name goes, until `passed_bodies` removes it.
 
+        Another file that has the second name was left by a crash, and opening removed its first: no group names it.
         Where a file system has one name for each file a removal before a group is shipped leaves a gap in the copy.
         """
         link = self._directory / BODIES / path.name
         with self._lock, suppress(OSError):
-            if self._needed < _NONE:
+            if self._needed < _NONE and not (link.exists() and link.samefile(path)):
                 make_directory(link.parent)
+                link.unlink(missing_ok=True)
                 os.link(path, link)
                 sync_directory(link.parent)
 

@@ -16,7 +16,7 @@ _armed: dict[str, Callable[[], None]] = {}
 POINTS = (
     "commit.before",  # records are in the transaction, nothing is on disk
     "commit.after",  # on disk, no caller told yet
-    "bodies.written",  # bodies of large runs are on disk, nothing names them
+    "bodies.written",  # bodies of large runs are written to a file and not flushed, nothing names them
     "wal.before",  # messages have ids, the WAL does not have them
     "wal.after",  # the WAL has them on disk, no caller told yet
     "wal.prepared",  # the next segment is there, the last one goes on
