@@ -174,8 +174,9 @@ class Tiers:
             for each in self._away()
             if self._thread is None or self._comes_ms(each) > now_ms
         ]
-        looks = [self._look_ms] if self._config.max_local_bytes is not None else []
-        return min([*looks, *(each for each in dues if each is not None)], default=None)
+        if self._config.max_local_bytes is not None:
+            dues.append(self._suspensions.not_before(_part(None), self._look_ms))
+        return min((each for each in dues if each is not None), default=None)
 
     def _away(self) -> list[Partition]:
         found = map(self._partitions.get, sorted(self._partitions.away))

@@ -228,6 +228,29 @@ def test_a_day_does_not_go_whose_object_cannot_be_read_back(
     assert received(store) == [b"first"]
 
 
+def test_a_store_that_cannot_give_a_day_back_does_not_look_again_without_a_pause(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses after failures become longer than the time between two looks."""
+    monkeypatch.setattr(tiers, "LOOK_MS", 10_000)
+    store = open_store(config=CONFIG)
+    store.topic("t").send(b"first", deliver_after=5 * 3600)
+    applied(store)
+    shipping_of(store).make_manifest()
+    ship(store)
+    bucket.is_down = True
+    for _ in range(20):
+        due_ms = store.tick().next_due_ms
+        assert due_ms is not None
+        assert due_ms > clock.now_ms()
+        clock.set(due_ms)
+    assert tiers_of(store).failures > 5
+    bucket.is_down = False
+    clock.advance(60_000)
+    store.tick()
+    assert len(away(store)) == 1
+
+
 def test_a_day_that_does_not_fit_the_disk_is_late_and_not_lost(
     open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
