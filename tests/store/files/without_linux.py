@@ -24,7 +24,7 @@ for owner, names in (
 
 
 OF_THE_CALLS = (
-    *("test_eviction", "test_prefetch", "test_power_cuts", "test_wal_mutants", "test_space_is_reserved"),
+    *("test_eviction", "test_prefetch", "test_power_cuts", "test_space_is_reserved"),
     *("test_the_log_is_flushed_as_often", "test_what_relaxed_sends_left_unflushed", "test_a_flush_that_fails_closes"),
     "test_a_log_without_space_does_not_hold_up_deliveries",
 )
