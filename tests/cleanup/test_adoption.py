@@ -19,7 +19,7 @@ from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import StoreFull
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_compaction, send_day
 from tests.conftest import OpenStore, present
-from tests.duelog.consuming import payloads, received
+from tests.duelog.store_state import payloads, received
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 pytestmark = pytest.mark.usefixtures("disarmed")

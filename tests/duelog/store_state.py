@@ -1,11 +1,12 @@
 """Stores made for tests, and what one holds, so that a test can see that nothing has changed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, DuelogError, ManualClock, Message, StoreConfig
+from duelog import DelayedStore, DuelogError, ManualClock, Message, ReceivedMessage, StoreConfig, Subscription
 from duelog.store.env.environment import Environment
 from tests.conftest import START_MS
 
@@ -77,3 +78,33 @@ def main_of(path: Path) -> Environment:
 def shown(error: DuelogError, value: object) -> bool:
     """True if an error's text has the value in it, shortened where it is long."""
     return repr(value)[:100] in str(error)
+
+
+def each_received(consumer: Subscription, most: int = 1_000) -> Iterator[ReceivedMessage]:
+    """Receive until there is nothing, or so many have come."""
+    while most > 0 and (messages := consumer.receive(most)):
+        yield from messages
+        most -= len(messages)
+
+
+def payloads(consumer: Subscription, most: int = 1_000) -> list[bytes]:
+    """Receive and acknowledge."""
+    messages = list(each_received(consumer, most))
+    consumer.ack(messages)
+    return [message.payload for message in messages]
+
+
+def received(consumer: Subscription, most: int = 1_000) -> list[bytes]:
+    """Receive without acknowledging."""
+    return [message.payload for message in each_received(consumer, most)]
+
+
+def payloads_of(store: DelayedStore, *topics: str) -> list[bytes]:
+    """Payloads that subscription `s` of each topic receives now, acknowledged durably."""
+    found = []
+    for topic in topics or ("t",):
+        with store.topic(topic).subscribe("s", type="shared") as consumer:
+            messages = list(each_received(consumer))
+            consumer.ack(messages, durable=True)
+            found += [message.payload for message in messages]
+    return found

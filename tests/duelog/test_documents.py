@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, Document, ManualClock, StoreConfig, aio
+from duelog import DelayedStore, Document, StoreConfig
 from duelog.errors import CorruptRecord, DocumentChanged, InvalidArgument
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
@@ -14,7 +14,6 @@ from duelog.store.log import catalog
 from duelog.store.log.documents import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from duelog.tools.dump import open_environment, rows
 from tests.conftest import OpenStore, applied, in_threads, present
-from tests.duelog.aio.test_aio import in_a_loop
 
 FACES = True
 
@@ -152,16 +151,6 @@ def test_a_counter_behind_the_versions_is_a_finding(store: DelayedStore) -> None
     store._engine.storage.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last)))
     assert [(finding.code, finding.address) for finding in store.check()] == [("counter", "next_document")]
     store._engine.storage.main.write(lambda transaction: transaction.put(key, fmt.pack_u64(last + 1)))
-
-
-@in_a_loop
-async def test_asyncio_has_the_same(tmp_path: Path, clock: ManualClock) -> None:
-    """Each call in a thread of the store."""
-    async with aio.DelayedStore.open(tmp_path / "s", clock=clock) as store:
-        version = await store.documents.put("a", b"1", expected=None)
-        assert await store.documents.get("a") == (b"1", version)
-        assert [key async for key, _ in store.documents.items()] == ["a"]
-        assert await store.documents.delete("a", expected=version)
 
 
 def test_a_version_is_never_given_out_again(open_store: OpenStore) -> None:

@@ -1,6 +1,5 @@
 """A store open read-only: each call that changes something raises ReadOnly, and no byte of the store is another."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from duelog import (
     StoreConfig,
     SubscriptionAdmin,
     Topic,
-    aio,
 )
 from duelog.errors import ClosedError, ReadOnly
 from tests.conftest import START_MS
@@ -156,16 +154,3 @@ def test_a_writing_call_raises_read_only_and_changes_nothing(opened: Opened, pat
         assert isinstance(caught.value, ClosedError)
         assert contents(path) == before, name
         assert opened.topic.state(opened.message_id) == "scheduled"
-
-
-def test_the_asyncio_face_of_a_read_only_store_raises_read_only(path: Path) -> None:
-    """Awaited calls raise what the plain ones do."""
-
-    async def use() -> None:
-        async with aio.DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS), read_only=True) as store:
-            topic = store.topic("a")
-            for made in (topic.send(b"x"), topic.subscribe("s"), store.tick(), store.delete_topic("a")):
-                with pytest.raises(ReadOnly):
-                    await made
-
-    asyncio.run(use())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from duelog import Failover, Subscription, Topic
 from duelog.delivery.consumer_arguments import chosen
 from duelog.store.errors import ClosedError, InvalidArgument
-from tests.duelog.consuming import received
+from tests.duelog.store_state import received
 
 SEND = [b"%d" % number for number in range(6)]
 

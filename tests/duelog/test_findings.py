@@ -10,7 +10,7 @@ from duelog.cleanup.trim import unfinished
 from duelog.errors import StoreFull
 from duelog.partitions.partition import Partition, PartitionLog
 from tests.conftest import OpenStore
-from tests.duelog.consuming import payloads
+from tests.duelog.store_state import payloads
 from tests.model.driver import Once, armed, full_disk, stalled_sender
 
 CONFIG = StoreConfig(partition_ms=1_000, preload_ms=0, ledger_max_entries=1, ack_flush_ms=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from duelog import KeyShared, Message, Subscription, Topic
 from duelog.delivery.key_slots import SLOTS, KeySlots, check_apart
 from duelog.store.errors import ConsumerBusy, InvalidArgument
-from tests.duelog.consuming import received
+from tests.duelog.store_state import received
 
 FACES = True
 

@@ -1,6 +1,5 @@
 """Deduplication keys in batches and in sends that are not waited for: as if each message were sent alone."""
 
-import asyncio
 import shutil
 import tempfile
 import threading
@@ -25,7 +24,6 @@ from duelog import (
     Policies,
     StoreConfig,
     Topic,
-    aio,
 )
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
 from duelog.sending.outbox import PutOutcome
@@ -391,18 +389,3 @@ def test_what_is_replaced_within_a_batch_is_never_delivered(
     assert topic.stats().pending == 1
     assert delivered(store, clock)[0] == [b"", b"2"]
     assert list(store.check(deep=True)) == []
-
-
-def test_a_loop_sends_under_keys(tmp_path: Path) -> None:
-    """duelog.aio: side by side, and in a batch."""
-
-    async def main() -> None:
-        async with await aio.DelayedStore.open(tmp_path / "store", CONFIG, clock=ManualClock(START_MS)) as store:
-            topic = store.topic("t")
-            ids = await asyncio.gather(*(topic.send(b"x", deliver_after=60, dedup_key="k") for _ in range(20)))
-            assert len(set(ids)) == 1
-            assert await topic.send_batch([Message(b"y", deliver_after=60, dedup_key="k")]) == ids[:1]
-            (new,) = await topic.send_batch([Message(b"z", deliver_after=60, dedup_key="k", replace=True)])
-            assert [each.message_id async for each in topic.scheduled()] == [new]
-
-    asyncio.run(main())

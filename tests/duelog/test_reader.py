@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from duelog import DelayedStore, ManualClock, Policies, StoreConfig, Topic
 from duelog.store.errors import ClosedError, ConsumerBusy, InvalidArgument, UnknownSubscription
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import each_received, received
-from tests.duelog.store_state import records
+from tests.duelog.store_state import each_received, received, records
 from tests.proof import length
 
 FACES = True

@@ -11,7 +11,7 @@ from duelog.store.errors import ClosedError, InvalidArgument, UnknownSubscriptio
 from duelog.store.log import scan
 from duelog.store.position import Position
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import payloads, received
+from tests.duelog.store_state import payloads, received
 
 FACES = True
 

@@ -14,7 +14,7 @@ from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.topics.topic_state import SubscriptionState
 from tests.conftest import START_MS, OpenStore, Plant, applied
-from tests.duelog.consuming import payloads, payloads_of, received
+from tests.duelog.store_state import payloads, payloads_of, received
 
 SPAN_MS = 60_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, ledger_max_entries=1)

@@ -28,7 +28,7 @@ from duelog.broker.protocol.commands import ServerError
 from duelog.broker.server.broker import Broker, store_config
 from duelog.store.errors import InvalidArgument
 from tests.broker.clients.conftest import free_port
-from tests.broker.cluster.proxied import proxy_to, through
+from tests.broker.cluster.test_proxy import proxy_to, through
 from tests.broker.lookup.stage import Stage
 from tests.broker.server.raw_client import RawClient, end_clients
 

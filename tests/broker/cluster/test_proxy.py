@@ -16,9 +16,36 @@ from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
 from duelog.store.errors import InvalidArgument
-from tests.broker.cluster.proxied import ended, proxy_to, through
-from tests.broker.server.raw_client import RawClient, until
+from tests.broker.server.raw_client import RawClient, end_clients, until
 from tests.broker.server.test_broker import TOPIC, Noise, blob_of, broker_at
+
+
+@asynccontextmanager
+async def proxy_to(*urls: str, **settings: Any) -> AsyncIterator[tuple[Proxy, int]]:
+    """A proxy at a free port of this machine, and the port."""
+    values: dict[str, Any] = {"broker_urls": urls, "bind_address": "127.0.0.1", "broker_service_port": 0}
+    proxy = Proxy(ProxyConfig(**{**values, **settings}))
+    await proxy.start()
+    try:
+        yield proxy, int(proxy.urls.plain.rpartition(":")[2])
+        end_clients()
+    finally:
+        await proxy.stop()
+        await proxy.stop()
+
+
+async def through(port: int, place: str, **values: Any) -> tuple[RawClient, commands.Command | None]:
+    """A client that names a broker, and what it hears first."""
+    client = await RawClient.open(port)
+    connect = commands.Connect("test", protocol_version=21, proxy_to_broker_url=place, **values)
+    return client, await client.ask(connect)
+
+
+async def ended(client: RawClient) -> None:
+    """The connection ends."""
+    while await asyncio.wait_for(client.hear(), 30) is not None:
+        pass
+    await client.close()
 
 
 class SilentBroker:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -18,21 +16,19 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.listing.memory_limits import (
     BROKER_PREFIX,
     FIRST_SIZE,
-    NAMES,
     AsyncSemaphore,
     DualMemoryLimiter,
     DynamicSettings,
     Limits,
     ListSizes,
     Permit,
-    PermitError,
     Permits,
     PermitTimeout,
     WaitTimes,
     list_bytes,
 )
 from duelog.store.errors import InvalidArgument
-from tests.broker.peers import TestLoop, idle, run
+from tests.broker.peers import TestLoop, idle
 from tests.conftest import OpenStore
 from tests.proof import length
 
@@ -74,21 +70,6 @@ async def test_fewer_than_none_and_more_than_the_limit_are_refused_at_once(permi
         stand.update(held, permits)
     stand.check(6, 0)
     assert held.size == 4
-
-
-async def test_without_a_limit_nothing_is_counted() -> None:
-    """A permit of that time counts for nothing under a limit either; to grow it counts in full."""
-    stand = Stand(max_permits=0)
-    held = stand.now(1 << 40)
-    assert held.size == 1 << 40
-    stand.check(0, 0)
-    stand.semaphore.set_limits(10, 0, 1_000)
-    stand.check(10, 0)
-    counted = stand.update(held, 8).result()
-    stand.check(2, 0)
-    stand.release(held)
-    stand.release(counted)
-    stand.check(10, 0)
 
 
 async def test_updates_that_wait_for_one_another_do_not_wait_for_ever() -> None:
@@ -336,57 +317,6 @@ async def test_a_permit_granted_to_a_task_that_is_being_cancelled_is_not_lost() 
     assert (limiter.heap.acquired, limiter.heap.queue_size) == (0, 0)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 150), st.integers(0, 150), st.integers(0, 150), st.integers(0, 3), st.booleans()),
-        max_size=25,
-    ),
-    st.lists(st.tuples(st.sampled_from(["time", "limit", "cancel", "idle"]), st.integers(0, 120)), max_size=30),
-)
-@pytest.mark.series
-@settings(max_examples=length("DUELOG_SEMAPHORE_EXAMPLES", 40, 300), deadline=None)
-def test_both_limiters_are_empty_when_all_who_used_them_have_ended(
-    users: list[tuple[int, int, int, int, bool]], steps: list[tuple[str, int]]
-) -> None:
-    """Listings as they are: a guess, the real size, a frame; amid timeouts, changed limits and cancelled tasks."""
-
-    async def test() -> None:
-        loop = TestLoop()
-        limiter = DualMemoryLimiter(LIMITS._replace(max_queue=0), LIMITS._replace(max_queue=0), loop)
-
-        async def use(guess: int, real: int, frame: int, turns: int, fails: bool) -> None:
-            async with (
-                limiter.heap.holding(guess) as permit,
-                limiter.heap.updating(permit, real),
-                limiter.direct.holding(frame),
-            ):
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                if fails:
-                    raise KeyError
-
-        tasks = [asyncio.create_task(use(*each)) for each in users]
-        for step, number in steps:
-            if step == "time":
-                loop.advance(number / 100)
-            elif step == "limit":
-                limiter.set_limits(Limits(number, 0, 1_000), Limits(120 - number, 0, 1_000))
-            elif step == "cancel" and tasks:
-                tasks[number % len(tasks)].cancel()
-            await asyncio.sleep(0)
-            for each in (limiter.heap, limiter.direct):
-                assert each.available + each.acquired == each.max_permits
-        while not all(task.done() for task in tasks):
-            await idle()
-            loop.advance(1)
-        for task in tasks:
-            assert task.cancelled() or isinstance(task.exception(), (PermitError, KeyError, type(None)))
-        for each in (limiter.heap, limiter.direct):
-            assert (each.acquired, each.queue_size) == (0, 0)
-
-    run(test())
-
-
 async def test_the_first_asker_gets_a_guess_at_once_and_the_others_what_it_reports() -> None:
     """And who comes later the last size; other keys are others."""
     sizes = ListSizes()
@@ -559,19 +489,6 @@ class Heard:
 
 SIX = Heard()
 DEFAULTS = BrokerConfig().list_limits()
-
-
-def test_the_six_names_are_those_that_operators_know() -> None:
-    """And each is a setting of the configuration too, with its default."""
-    assert DEFAULTS.keys() == set(NAMES)
-    assert DEFAULTS == {
-        "maxTopicListInFlightHeapMemSizeMB": 100,
-        "maxTopicListInFlightDirectMemSizeMB": 100,
-        "maxTopicListInFlightHeapMemSizePermitsAcquireTimeoutMillis": 25_000,
-        "maxTopicListInFlightDirectMemSizePermitsAcquireTimeoutMillis": 25_000,
-        "maxTopicListInFlightHeapMemSizePermitsAcquireQueueSize": 1_000,
-        "maxTopicListInFlightDirectMemSizePermitsAcquireQueueSize": 1_000,
-    }
 
 
 async def test_what_is_set_is_in_force_at_once_and_after_a_restart(store: DelayedStore) -> None:

@@ -27,7 +27,7 @@ from duelog.broker.server.broker import Broker
 from duelog.errors import StoreFailed
 from duelog.store.files import directory
 from tests.broker.admin.rest import SECURED, Rest, administered
-from tests.broker.cluster.proxied import proxy_to
+from tests.broker.cluster.test_proxy import proxy_to
 from tests.broker.server.raw_client import RawClient, until
 from tests.broker.server.test_broker import TOPIC, blob_of
 

@@ -14,7 +14,7 @@ from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Su
 from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
 from tests.conftest import START_MS, LeadingClock, OpenStore, present
-from tests.duelog.consuming import payloads, received
+from tests.duelog.store_state import payloads, received
 from tests.model.driver import armed
 
 FACES = True

@@ -25,7 +25,7 @@ from duelog.delivery.due_reader import ReadAhead, ReadAheadBudget
 from duelog.markers.reader import MainLogReader, Unacknowledged
 from duelog.store.errors import InvalidArgument
 from duelog.store.position import Position
-from tests.duelog.consuming import payloads, received
+from tests.duelog.store_state import payloads, received
 from tests.proof import length
 
 NUMBERS = st.integers(0, 2**40)

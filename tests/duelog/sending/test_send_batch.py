@@ -1,6 +1,5 @@
 """`DelayedStore.send_batch`: messages to several topics, all of them or none, and how it is done for many topics."""
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from random import Random
 import pytest
 
 import duelog
-from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig, aio
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
@@ -269,18 +268,3 @@ def test_batches_of_several_threads_beside_reschedules_cancellations_and_firing_
                     got += [message.payload for message in messages]
         assert sorted(got) == sorted(set(sent) - taken)
         assert list(store.check(deep=True)) == []
-
-
-def test_a_group_is_sent_from_asyncio(tmp_path: Path, clock: ManualClock) -> None:
-    """By name or by the topic of that face."""
-
-    async def send() -> None:
-        async with aio.DelayedStore.open(tmp_path / "s", CONFIG, clock=clock) as store:
-            ids = await store.send_batch([("a", Message(b"0")), (store.topic("a"), Message(b"1", deliver_after=1))])
-            assert await store.topic("a").get(ids[1]) is not None
-            with pytest.raises(InvalidArgument):
-                await store.send_batch([(5, Message(b"0"))])  # type: ignore[list-item]
-            with pytest.raises(InvalidArgument):
-                await store.send_batch(5)  # type: ignore[arg-type]
-
-    asyncio.run(send())

@@ -12,7 +12,7 @@ from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.topics.ack_flusher import AckFlusher
 from duelog.topics.dead_letters import DeadLetters
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import payloads, payloads_of
+from tests.duelog.store_state import payloads, payloads_of
 from tests.model.driver import armed
 
 FACES = True

@@ -12,7 +12,7 @@ from duelog.store.log import catalog
 from duelog.store.policy.policy_records import PolicyRecord
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import received
+from tests.duelog.store_state import received
 
 
 def filled(store: DelayedStore, count: int, limit: int) -> None:

@@ -17,7 +17,7 @@ from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.log.scan import runs
 from duelog.store.names import TopicName
 from tests.conftest import OpenStore, Plant, present
-from tests.duelog.consuming import payloads
+from tests.duelog.store_state import payloads
 
 FACES = True
 

@@ -5,8 +5,8 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.delivery.dispatcher import SubscriptionType
 from tests.conftest import START_MS, LeadingClock, OpenStore
-from tests.duelog.consuming import payloads
 from tests.duelog.delivery.twins import acked_after_mark
+from tests.duelog.store_state import payloads
 
 FACES = True
 

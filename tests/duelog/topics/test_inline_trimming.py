@@ -9,7 +9,7 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.metrics import BACKLOG, DELAYED, PENDING
 from duelog.store.names import TopicName
 from tests.conftest import START_MS, OpenStore, applied, present
-from tests.duelog.consuming import payloads
+from tests.duelog.store_state import payloads
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=2, ack_flush_ms=0)

@@ -10,7 +10,7 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig, Subscription
 from duelog.markers.firing import loaded
 from duelog.upkeep import maintenance
 from tests.conftest import START_MS, OpenStore, present
-from tests.duelog.consuming import payloads
+from tests.duelog.store_state import payloads
 from tests.model.driver import armed
 
 LIMIT_S = 60.0

@@ -8,7 +8,7 @@ import pytest
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.store.clock import Clock
 from tests.conftest import START_MS, LeadingClock, OpenStore
-from tests.duelog.consuming import payloads_of
+from tests.duelog.store_state import payloads_of
 from tests.model.driver import armed
 
 CONFIG = StoreConfig(partition_ms=3_600_000, background=False)

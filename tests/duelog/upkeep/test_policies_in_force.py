@@ -7,7 +7,7 @@ import pytest
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.errors import InvalidArgument, PoliciesChanged
 from tests.conftest import OpenStore
-from tests.duelog.consuming import received
+from tests.duelog.store_state import received
 
 FACES = True
 

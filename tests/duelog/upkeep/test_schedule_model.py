@@ -43,6 +43,8 @@ STEPS = st.sampled_from(
     ("forward", "forward", "stop", "crash", "crash", "full", "tick", "restart", "pause", "resume", "again", "replace")
 )
 
+POINTS = ("commit.before", "commit.after", "wal.before", "wal.after")
+
 
 class Story:
     """A store and the twin of its one schedule."""
@@ -102,7 +104,7 @@ class Story:
             self.store.close()
             self.open(self.store.path)
         elif step == "crash":
-            self.crash(data.draw(st.sampled_from(("commit.before", "commit.after"))), data.draw(st.integers(1, 6)))
+            self.crash(data.draw(st.sampled_from(POINTS)), data.draw(st.integers(1, 6)))
         elif step == "full":
             before = self.schedules()
             with full_disk(self.store._engine, data.draw(st.integers(1, 4))):

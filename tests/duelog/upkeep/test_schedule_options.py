@@ -1,13 +1,7 @@
 """Schedules with nicknames, an end, jitter and a policy for misfires; what occurrences and replacements tell."""
 
-import itertools
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -18,14 +12,13 @@ from duelog import DelayedStore, ManualClock, Occurrence, ReceivedMessage, Store
 from duelog.errors import InvalidArgument, StoreFull
 from duelog.upkeep import maintenance
 from duelog.upkeep.recurring import Recurring
-from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
+from duelog.upkeep.schedule import MISFIRES, Due, Misfires, Recurrence, Timetable
 from tests.conftest import START_MS, OpenStore, Plant, present
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 ROME = "Europe/Rome"
-HOURLY = "30 * * * *"
 
 
 def ms(text: str, zone: str = "UTC", fold: int = 0) -> int:
@@ -245,20 +238,6 @@ def test_what_was_missed_is_what_going_through_all_occurrences_finds(
     assert rule.following(begin.nominal_ms, now_ms) == each
 
 
-def test_a_message_that_is_late_by_less_than_the_grace_is_no_misfire(
-    store: DelayedStore, topic: Topic, clock: ManualClock
-) -> None:
-    """By 60 s unless the schedule says otherwise."""
-    topic.every("s", interval=3_600, misfires="skip")
-    with topic.subscribe("s") as consumer:
-        clock.advance(HOUR_MS + 60_000)
-        assert nominals(received(store, consumer)) == hours(1)
-        clock.advance(HOUR_MS + 1)
-        assert received(store, consumer) == []
-        clock.advance(HOUR_MS - 60_001)
-        assert nominals(received(store, consumer)) == hours(3)
-
-
 def test_a_stop_of_months_is_made_up_for_in_pieces_and_in_order(
     open_store: OpenStore, store: DelayedStore, clock: ManualClock
 ) -> None:
@@ -346,54 +325,6 @@ def test_a_removed_schedule_takes_back_what_is_too_late_and_has_not_fired(
         assert received(store, consumer) == []
 
 
-CHILD = """
-import sys
-from duelog import DelayedStore, ManualClock, StoreConfig
-config = StoreConfig(partition_ms=7_200_000, retention_ms=10**12)
-with DelayedStore.open(sys.argv[1], config, clock=ManualClock(int(sys.argv[2]))) as store:
-    store.tick()
-"""
-
-
-@pytest.mark.kill
-def test_killed_at_each_commit_of_making_up_for_a_stop_none_is_missed_and_none_comes_twice(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
-    """Five hours are missed again and again by schedules of each kind, and the tick after that is killed, and done.
-
-    DUELOG_SCHEDULE_KILLS: how many times, 6 unless it is set.
-    """
-    config = StoreConfig(partition_ms=2 * HOUR_MS, retention_ms=10**12)
-    store = open_store(config=config)
-    for misfires in MISFIRES:
-        grace = 100 * 60 if misfires in WITH_GRACE else None
-        store.topic(misfires).every("s", interval=3_600, misfires=misfires, grace=grace)
-    store.close()
-    points = [f"wal.{when}:{count}" for count in (3, 5, 2, 4, 1) for when in ("before", "after")]
-    rounds = list(itertools.islice(itertools.cycle(points), int(os.environ.get("DUELOG_SCHEDULE_KILLS", "6"))))
-    for number, point in enumerate(rounds, start=1):
-        now_ms = START_MS + number * 5 * HOUR_MS + HOUR_MS // 2
-        arguments = [sys.executable, "-c", CHILD, str(tmp_path / "store"), str(now_ms)]
-        killed = subprocess.run(arguments, env={**os.environ, "DUELOG_FAILPOINT": point}, check=False)
-        assert killed.returncode == -signal.SIGKILL
-        store = open_store(config=config, clock_=ManualClock(now_ms))
-        store.tick()
-        store.close()
-    last = 5 * len(rounds)
-    store = open_store(config=config, clock_=ManualClock(START_MS + last * HOUR_MS + HOUR_MS // 2))
-    came = {}
-    for misfires in MISFIRES:
-        with store.topic(misfires).reader("earliest") as reader:
-            came[misfires] = nominals(list(reader.poll(1_000)[0]))
-    ends = range(5, last + 1, 5)
-    assert came == {
-        "first": hours(*(end - 4 for end in ends)),
-        "all": hours(*range(1, last + 1)),
-        "latest": hours(*ends),
-        "skip": hours(*(hour for end in ends for hour in (end - 1, end))),
-    }
-
-
 def test_an_occurrence_names_its_schedule_wherever_it_is_seen(
     store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
@@ -442,60 +373,3 @@ def test_replacing_a_schedule_says_what_it_replaced(topic: Topic) -> None:
         assert made.replaced == before
         assert topic.schedules()[0].replaced is None
         assert [message.message_id for message in topic.scheduled()] == [made.next_id]
-
-
-def test_schedules_without_any_of_this_fire_as_before_and_look_for_nothing(
-    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No jitter is computed, no misfire looked for, and nothing is done before a slice fires."""
-
-    def never(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("duelog.upkeep.schedule.hashlib.blake2b", never)
-    monkeypatch.setattr(Timetable, "back", never)
-    monkeypatch.setattr("duelog.upkeep.recurring.Recurring.withdraw", never)
-    topic.every("s", interval=3_600)
-    topic.every("c", cron=HOURLY)
-    with topic.subscribe("s") as consumer:
-        for _ in itertools.repeat(None, 4):
-            clock.advance(HOUR_MS)
-            assert len(received(store, consumer)) == 2
-
-
-@pytest.mark.parametrize(
-    ("misfires", "grace", "expected"),
-    [
-        ("first", None, hours(1)),
-        ("all", None, hours(*range(1, 11))),
-        ("latest", None, hours(10)),
-        ("skip", None, []),
-        ("skip", 30 * 60, hours(10)),
-        ("skip", 30 * 60 - 0.001, []),
-        ("skip", 2.5 * 3_600, hours(8, 9, 10)),
-        ("latest", 2.5 * 3_600, hours(10)),
-        ("latest", 9.5 * 3_600, hours(*range(1, 11))),
-        ("skip", 9.5 * 3_600, hours(*range(1, 11))),
-    ],
-)
-def test_of_what_a_stop_of_ten_hours_missed_comes_what_the_schedule_says(
-    open_store: OpenStore,
-    store: DelayedStore,
-    clock: ManualClock,
-    misfires: Misfires,
-    grace: float | None,
-    expected: list[int],
-) -> None:
-    """Then it goes on in step; each message names the time that it is of, and was due then."""
-    store.topic("t").every("s", interval=3_600, misfires=misfires, grace=grace)
-    store.topic("t").subscribe("s").close()
-    store.close()
-    clock.advance(10 * HOUR_MS + HOUR_MS // 2)
-    store = open_store()
-    with store.topic("t").subscribe("s") as consumer:
-        got = received(store, consumer)
-        assert nominals(got) == expected
-        assert [message.due_ms for message in got] == expected
-        assert received(store, consumer) == []
-        clock.advance(HOUR_MS // 2)
-        assert nominals(received(store, consumer)) == hours(11)

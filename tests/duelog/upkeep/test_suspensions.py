@@ -21,7 +21,7 @@ from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.files import pages
 from duelog.store.log.managed_ledger import ManagedLedger
 from tests.conftest import START_MS, OpenStore, applied
-from tests.duelog.consuming import payloads_of
+from tests.duelog.store_state import payloads_of
 from tests.duelog.upkeep.test_threads import LIMIT_S, WatchedManualClock, waiting
 
 HOUR_MS = 3_600_000

@@ -11,7 +11,7 @@ from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index import buckets
 from tests.conftest import START_MS, OpenStore
-from tests.duelog.consuming import payloads
+from tests.duelog.store_state import payloads
 from tests.markers.firing.logs import new_log
 from tests.partitions.packing_all import packed_in
 

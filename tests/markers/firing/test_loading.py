@@ -16,7 +16,7 @@ from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
 from tests.conftest import START_MS, OpenStore, applied, present
-from tests.duelog.consuming import each_received
+from tests.duelog.store_state import each_received
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

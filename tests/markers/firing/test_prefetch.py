@@ -12,7 +12,7 @@ from duelog.snapshot.restore import PartRead, RestoreStep
 from duelog.store.env import environment as environment_module
 from duelog.store.env import page_cache
 from tests.conftest import START_MS, OpenStore, applied, present
-from tests.duelog.consuming import payloads
+from tests.duelog.store_state import payloads
 from tests.store.page_cache_calls import DROP, FETCH, Calls, joined, record
 
 PIECE = 64 << 10
