@@ -16,7 +16,7 @@ import pytest
 
 from duelog.tools import store_check
 from tests.disaster.damage import Facts, Outcome, build, copy, try_out
-from tests.disaster.wal_stores import GROUP_BYTES, HEADER_BYTES, SECTOR, groups, needed
+from tests.disaster.wal_stores import GROUP_BYTES, HEADER_BYTES, groups, needed
 from tests.proof import length, sample
 from tests.store.wal.segments import flip, write_at
 
@@ -180,26 +180,6 @@ def test_flipped_bits_of_a_segment_are_found_or_harmless(trials: Trials, facts: 
         at = random_.randrange(first, limit)
         name = f"bit of byte {at} of the last group"
         trials.run(name, lambda store: flip(store / file, at, 3), excused=facts.in_wal[-1:])  # noqa: B023
-
-
-def test_a_group_of_a_segment_that_was_never_written_is_found(trials: Trials, facts: Facts) -> None:
-    """Each reads as zeros, as after a lost write; the last is as one of which no send has returned."""
-    file, places = trials.segment, groups(trials.content(trials.segment))
-    for number, (at, limit) in enumerate(places):
-        zeros = bytes(limit - at + -(limit - at) % SECTOR)
-        outcome = trials.run(
-            f"group {number} is zeros",
-            lambda store: write_at(store / file, at, zeros),  # noqa: B023
-            excused=facts.in_wal[-1:] if number == len(places) - 1 else (),
-        )
-        assert outcome.detected == (number < len(places) - 1), number
-
-
-def test_an_older_state_of_a_partition_is_found(trials: Trials, places: Path) -> None:
-    """A directory of another partition in the place of one."""
-    files = [file for file in trials.files() if file.parts[0] == "partitions"]
-    outcome = trials.run("swapped", lambda store: shutil.copy(store / files[0], store / files[1]))
-    assert outcome.detected
 
 
 def test_what_kills_a_process_is_read_in_a_child_of_check(places: Path, facts: Facts, tmp_path: Path) -> None:

@@ -155,15 +155,12 @@ def test_a_consumer_that_joins_takes_keys_and_moves_no_others() -> None:
     assert {after[key] for key in KEYS if before[key] != after[key]} == {12}
 
 
-def test_the_order_in_which_consumers_came_does_not_matter() -> None:
-    """The same consumers give the same owners."""
-    assert owners(4, 7, 9) == owners(9, 4, 7)
-
-
 def test_owners_are_the_same_everywhere() -> None:
-    """No seed of a process takes part: some owners, written down."""
+    """Some are written down: no seed of a process takes part, nor the order in which consumers came."""
     slots = KeySlots([1, 2, 3])
     assert [slots.owner_of(key) for key in ("a", "b", "order-17", "")] == [1, 2, 3, 2]
+    assert owners(4, 7, 9) == owners(9, 4, 7)
+    assert KeySlots().owner_of("a") is None
 
 
 @settings(deadline=None)
@@ -175,8 +172,3 @@ def test_owners_are_the_same_however_the_consumers_came_and_went(
     first = KeySlots(sorted(before), {each: [(each, each)] for each in before} if ranged else None)
     made, anew = KeySlots(sorted(after), None, first), KeySlots(sorted(after))
     assert [made.owner_of(number) for number in range(SLOTS)] == [anew.owner_of(number) for number in range(SLOTS)]
-
-
-def test_without_consumers_no_key_is_owned() -> None:
-    """None stands for no owner."""
-    assert KeySlots().owner_of("a") is None

@@ -1,14 +1,11 @@
 """Entries that come into a log behind its frontier: admitted there, they are late, and fire next; none has fired."""
 
-import random
-
 import pytest
 
 from duelog import MessageId, Outcome, StoreConfig, Topic
 from duelog.store.codec import format as fmt
 from duelog.tools.snapshot_tool import rebuild_snapshots
 from tests.conftest import START_MS, LeadingClock, OpenStore, present
-from tests.proof import length
 
 CONFIG = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, run_entries=4, snapshot_part_bytes=1_024)
 SAVING = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, snapshot_every_entries=1)
@@ -107,51 +104,6 @@ def test_one_admitted_behind_the_frontier_is_cancelled_or_moved_again(
     clock.advance(100_000)
     store.tick()
     assert delivered(topic) == [b"a"]
-
-
-@pytest.mark.series
-@pytest.mark.parametrize("seed", range(length("DUELOG_FRONTIERS", 1, 5)))
-def test_random_moves_around_the_frontier_deliver_each_message_once(
-    open_store: OpenStore, clock: LeadingClock, seed: int
-) -> None:
-    """Messages moved to some ms ahead among others that fire all the time, over restarts: once each, never early."""
-    chance = random.Random(seed)
-    config = StoreConfig(
-        partition_ms=60, bucket_ms=10, fire_batch=3, run_entries=4, snapshot_part_bytes=1_024,
-        snapshot_every_entries=chance.choice([5, 1_000]), ledger_max_entries=50, durability="none",
-    )  # fmt: skip
-    store = open_store(config=config)
-    store.topic("t").subscribe("s").close()
-    ids: dict[bytes, MessageId] = {}
-    due_of: dict[bytes, int] = {}
-    for step in range(250):
-        topic = store.topic("t")
-        what = chance.random()
-        if what < 0.4:
-            name, due_ms = b"%d" % step, clock.now_ms() + chance.randrange(1, 120)
-            ids[name], due_of[name] = topic.send(name, deliver_at=due_ms), due_ms
-        elif what < 0.65 and ids:
-            name, due_ms = chance.choice(list(ids)), clock.now_ms() + chance.randrange(1, 9)
-            moved = topic.reschedule(ids[name], deliver_at=due_ms)
-            if moved is not None:
-                ids[name], due_of[name] = moved, due_ms
-        elif what < 0.7 and ids:
-            name = chance.choice(list(ids))
-            if topic.cancel(ids.pop(name)):
-                del due_of[name]
-        elif what < 0.75:
-            store.close()
-            store = open_store(config=config)
-            clock.set(store._engine.clock.now_ms())  # as if the crash had come after what was written ahead
-        else:
-            clock.advance(chance.randrange(4))
-            store.tick()
-        for name in delivered(store.topic("t")):
-            assert due_of.pop(name) <= clock.now_ms()
-            ids.pop(name, None)
-    clock.advance(10_000)
-    store.tick()
-    assert sorted(delivered(store.topic("t"))) == sorted(due_of)
 
 
 def test_what_an_earlier_version_admitted_after_a_snapshot_fires(open_store: OpenStore, clock: LeadingClock) -> None:

@@ -10,7 +10,7 @@ from duelog import ManualClock
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import HashRange, KeySharedMeta, KeySharedMode, KeyValue
 from duelog.store.message import Message
-from tests.broker.admin.rest import SECURED, Rest, Rows, administered
+from tests.broker.admin.rest import Rest, Rows, administered
 from tests.broker.server.raw_client import RawClient, blob_of
 from tests.conftest import START_MS
 
@@ -108,28 +108,6 @@ async def test_clients_keep_a_topic_from_being_deleted(rest: Rest) -> None:
     assert (await rest.ask("DELETE", f"{TOPICS}/t?force=true")).status == 204
     assert isinstance(await client.hear(), commands.CloseConsumer)
     assert list(rest.store.topics()) == []
-
-
-async def test_rights_by_role(tmp_path: Path) -> None:
-    """401 without credentials, 403 without the right, whether the topic exists or not."""
-    async with administered(tmp_path / "store", **SECURED) as (_, rest, _store):
-        grant = "/admin/v2/namespaces/public/default/permissions/reader"
-        assert (await rest.ask("POST", grant, ["consume"], role="root")).status == 204
-        assert (await rest.ask("GET", TOPICS)).status == 401
-        assert (await rest.ask("PUT", f"{TOPICS}/t", {}, role="root")).status == 204
-        for name in ("t", "none"):
-            assert (await rest.ask("PUT", f"{TOPICS}/{name}", {}, role="reader")).status == 403
-            assert (await rest.ask("DELETE", f"{TOPICS}/{name}", role="reader")).status == 403
-            assert (await rest.ask("GET", f"{TOPICS}/{name}/stats", role="stranger")).status == 403
-        assert (await rest.ask("GET", f"{TOPICS}/t/stats", role="reader")).status == 200
-        assert (await rest.ask("POST", f"{TOPICS}/t/subscription/s/skip_all", role="reader")).status == 404
-        assert (await rest.ask("PUT", f"{TOPICS}/t/subscription/s", role="reader")).status == 204
-        scheduled = "/duelog/v1/persistent/public/default/t"
-        assert (await rest.ask("GET", f"{scheduled}/scheduled", role="reader")).status == 200
-        assert (await rest.ask("DELETE", f"{scheduled}/messages/1/1", role="reader")).status == 403
-        for path in ("counters", "partitions"):
-            assert (await rest.ask("GET", f"/duelog/v1/{path}", role="reader")).status == 403
-            assert (await rest.ask("GET", f"/duelog/v1/{path}", role="root")).status == 200
 
 
 async def test_messages_by_id_and_by_time(rest: Rest) -> None:

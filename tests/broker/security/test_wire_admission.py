@@ -4,7 +4,7 @@ import base64
 import socket
 import ssl
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,40 +151,3 @@ def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     with pytest.raises(Disconnected, match="no process serves this store"):
         duelog.connect(f"duelog://localhost:{port}")
-
-
-class Kept:
-    """Tenant `t` with administrator `boss`; `w` may produce in t/n, `r` consume."""
-
-    def administrators(self, tenant: str) -> Collection[str]:
-        return ("boss",) if tenant == "t" else ()
-
-    def granted(self, namespace: str) -> Mapping[str, Collection[Action]]:
-        return {"w": {Action.PRODUCE}, "r": {Action.CONSUME}} if namespace == "t/n" else {}
-
-
-PERMISSIONS = Permissions(Kept(), ["root"])
-
-
-@pytest.mark.parametrize(
-    ("role", "namespace", "allowed"),
-    [
-        ("root", "t/n", "pc"),
-        ("root", "x/y", "pc"),
-        ("boss", "t/n", "pc"),
-        ("boss", "t/other", "pc"),
-        ("boss", "x/y", ""),
-        ("w", "t/n", "p"),
-        ("r", "t/n", "c"),
-        ("w", "t/other", ""),
-        ("stranger", "t/n", ""),
-        ("", "t/n", ""),
-        (None, "t/n", ""),
-    ],
-)
-def test_a_role_may_do_what_it_was_granted(role: str | None, namespace: str, allowed: str) -> None:
-    """Superusers everywhere, administrators in their tenant, others by namespace and action."""
-    assert PERMISSIONS.allows(role, namespace, Action.PRODUCE) == ("p" in allowed)
-    assert PERMISSIONS.allows(role, namespace, Action.CONSUME) == ("c" in allowed)
-    assert PERMISSIONS.allows(role, namespace, *Action) == bool(allowed)
-    assert PERMISSIONS.is_superuser(role) == (role == "root")

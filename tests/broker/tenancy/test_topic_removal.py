@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore
+from duelog.broker.listing import topic_listing
 from duelog.broker.listing.memory_limits import Limits
 from duelog.broker.lookup.topic_facts import TopicFacts
 from duelog.broker.protocol import commands
@@ -214,8 +215,9 @@ async def test_a_client_that_takes_nothing_of_its_list_loses_its_connection(
     """Its permit goes to others."""
     monkeypatch.setattr("duelog.broker.admin.application._STALL_S", 0.3)
 
-    async with administered(tmp_path / "s", max_message_size=64 << 20) as (broker, rest, store):
-        store.create_topics([f"t{number:05}-{'x' * 350}" for number in range(11_000)])
+    async with administered(tmp_path / "s", max_message_size=64 << 20) as (broker, rest, _):
+        names = [f"persistent://public/default/t{number:05}-{'x' * 350}" for number in range(11_000)]
+        monkeypatch.setattr(topic_listing, "names_of", lambda *_: names)
         await limited(broker, Limits(50 << 20, 1_000, 25_000), Limits(50 << 20, 1_000, 25_000))
         narrow = socket.socket()
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)  # the list does not fit into the system's buffers

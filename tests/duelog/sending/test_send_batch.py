@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -230,41 +229,3 @@ def test_a_deleted_topic_among_them_refuses_all(store: DelayedStore, clock: Manu
     store.send_batch([("a", Message(b"3", deliver_after=5)), ("b", Message(b"3", deliver_after=5))])
     end_of_time(store, clock)
     assert stored(store) == {"a": [b"1", b"3"], "b": [b"3"]}
-
-
-def test_batches_of_several_threads_beside_reschedules_cancellations_and_firing_lose_and_double_nothing(
-    tmp_path: Path,
-) -> None:
-    """Topics and partitions come into being, and logs are in groups and in commits, at the same time."""
-    config = replace(CONFIG, partition_ms=250, preload_ms=100, wal_bytes=1 << 16, max_message_bytes=4_000)
-    with DelayedStore.open(tmp_path / "s", config) as store:
-        taken: set[bytes] = set()
-
-        def send(thread: int) -> list[bytes]:
-            random, sent = Random(thread), []
-            for number in range(40):
-                pairs = []
-                for at in range(random.randint(1, 60)):
-                    payload = b"%d-%d-%d" % (thread, number, at)
-                    delay_s = random.choice((0, random.random() * 2))
-                    pairs.append((f"t{random.randrange(9)}", Message(payload, deliver_after=delay_s)))
-                    sent.append(payload)
-                ids = store.send_batch(pairs)
-                for (topic, message), message_id in random.sample(list(zip(pairs, ids, strict=True)), 1):
-                    if random.random() < 0.5:
-                        store.topic(topic).reschedule(message_id, deliver_after=1)
-                    elif store.topic(topic).cancel(message_id):
-                        taken.add(bytes(message.payload))
-            return sent
-
-        with ThreadPoolExecutor(4) as pool:
-            sent = [payload for each in pool.map(send, range(4)) for payload in each]
-        got: list[bytes] = []
-        for topic in store.topics():
-            with topic.subscribe("all") as reader:
-                while topic.stats().pending or reader.stats().backlog:
-                    messages = reader.receive(1_000, timeout=0.1)
-                    reader.ack(messages)
-                    got += [message.payload for message in messages]
-        assert sorted(got) == sorted(set(sent) - taken)
-        assert list(store.check(deep=True)) == []

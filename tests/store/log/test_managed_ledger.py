@@ -37,12 +37,6 @@ def appending(log: ManagedLedger, bodies: list[bytes], now_ms: int = NOW_MS) -> 
     return lambda transaction: log.append_messages(transaction, dues, bodies, now_ms)
 
 
-def marking(log: ManagedLedger, count: int) -> Callable[[Transaction], list[Segment]]:
-    """A unit of work that appends markers of entries 0 to `count` - 1 of ledger 1000."""
-    entries = np.arange(count, dtype=np.uint32)
-    return lambda transaction: log.append_markers(transaction, 1000, 0, entries, entries.astype(np.int64), NOW_MS)
-
-
 def marking_early(log: ManagedLedger, dues: list[int], now_ms: int) -> Callable[[Transaction], list[Segment]]:
     """A unit of work that appends markers, some of which are not visible yet."""
     entries = np.arange(len(dues), dtype=np.uint32)
@@ -245,78 +239,6 @@ class MainLogMachine(RuleBasedStateMachine):
     paths: pytest.TempPathFactory
 
 
-class EarlyMachine(RuleBasedStateMachine):
-    """A main log with entries that wait for their time, against a list of positions and of when each may be read."""
-
-    @initialize()
-    def start(self) -> None:
-        self.environment = Environment(self.paths.mktemp("log") / "main", name="main", durability="none", create=True)
-        self.log = load(self.environment)
-        self.now_ms = 0
-        self.places: list[Position] = []
-        self.from_ms: list[int] = []
-
-    def append(self, works: list[Callable[[Transaction], list[Segment]]], dues: list[int]) -> None:
-        """One commit of several appends."""
-        for segments in self.environment.write(lambda transaction: [work(transaction) for work in works]):
-            for ledger_id, first, length in segments:
-                self.places += [Position(ledger_id, entry) for entry in range(first, first + length)]
-        for due_ms in dues:
-            self.from_ms.append(max(due_ms, self.from_ms[-1] if self.from_ms else 0))
-
-    @rule(count=st.integers(1, 15))
-    def send(self, count: int) -> None:
-        """Messages without a delay wait for what lies before them."""
-        self.append([appending(self.log, [b"x"] * count)], [0] * count)
-
-    @rule(
-        before=st.integers(0, 12),
-        pieces=st.lists(st.lists(st.integers(-3, 4), min_size=1, max_size=14), min_size=1, max_size=3),
-        after=st.integers(0, 3),
-    )
-    def fire_early(self, before: int, pieces: list[list[int]], after: int) -> None:
-        """Markers of several partition logs, in one commit with messages before and after them."""
-        dues = [[max(self.now_ms + due_ms, 0) for due_ms in piece] for piece in pieces]
-        works = [marking_early(self.log, piece, self.now_ms) for piece in dues]
-        if before:
-            works.insert(0, appending(self.log, [b"x"] * before))
-        if after:
-            works.append(appending(self.log, [b"x"] * after))
-        self.append(works, [0] * before + [due_ms for piece in dues for due_ms in piece] + [0] * after)
-
-    @rule(ms=st.integers(1, 5))
-    def time_passes(self, ms: int) -> None:
-        """Some of it may be read."""
-        self.now_ms += ms
-
-    @rule()
-    def roll(self) -> None:
-        """The open ledger is closed, with all that is not yet visible in it."""
-        self.environment.write(lambda transaction: self.log.roll(transaction, NOW_MS))
-
-    @invariant()
-    def what_may_be_read_is_the_twins(self) -> None:
-        """Now, and at any time to come; and the latest is where what is not due yet begins."""
-        for later_ms in range(6):
-            then_ms = self.now_ms + later_ms
-            count = sum(from_ms <= then_ms for from_ms in self.from_ms)
-            assert visible(self.log, then_ms) == self.places[:count]
-            later = [from_ms for from_ms in self.from_ms if from_ms > then_ms]
-            assert self.log.next_visible_ms(then_ms) == min(later, default=None)
-        count = sum(from_ms <= self.now_ms for from_ms in self.from_ms)
-        latest = self.log.latest(self.now_ms)
-        assert latest == (self.places[count] if count < len(self.places) else self.log.end)
-        assert self.log.hides_some or count == len(self.places)
-        assert [
-            Position(info.ledger_id, at) for info in self.log.ledgers() for at in range(info.entries)
-        ] == self.places
-
-    def teardown(self) -> None:
-        self.environment.close()
-
-    paths: pytest.TempPathFactory
-
-
 def test_the_latest_is_never_in_a_ledger_that_was_trimmed(environment: Environment) -> None:
     """A topic without subscriptions may lose a ledger with entries that are not due yet."""
     log = load(environment)
@@ -329,12 +251,9 @@ def test_the_latest_is_never_in_a_ledger_that_was_trimmed(environment: Environme
     assert log.latest(6) == (last, 1)
 
 
-@pytest.mark.parametrize("rules", [MainLogMachine, EarlyMachine])
-def test_a_main_log_is_what_a_plain_list_is(
-    rules: type[RuleBasedStateMachine], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Any order of appends, rolls, trims and reopenings; of entries that wait for their time."""
-    machine = type("Machine", (rules,), {"paths": tmp_path_factory})
+def test_a_main_log_is_what_a_plain_list_is(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Any order of appends, rolls, trims and reopenings."""
+    machine = type("Machine", (MainLogMachine,), {"paths": tmp_path_factory})
     case = machine.TestCase  # type: ignore[attr-defined]
     case.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
     case("runTest").runTest()
