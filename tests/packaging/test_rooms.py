@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from functools import cache
 
 from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, imported_names, modules
 
@@ -95,19 +96,22 @@ Floors are held by test_layers.py.
 
 MODULES = [module for floor in FLOORS for module in modules(ROOT / floor)]
 BY_NAME = {dotted(module): module for module in MODULES}
-IMPORTS = {
-    name: {
-        imported
-        for _, imported in imported_names(
-            ast.parse(module.read_text(encoding="utf-8")),
-            name if module.name == "__init__.py" else name.rpartition(".")[0],
-        )
-    }
-    for name, module in BY_NAME.items()
-}
-"""By module, the dotted names of all that it imports, inside functions and under TYPE_CHECKING too."""
-
 ROOMS = {".".join(module.parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".") for module in MODULES}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """By module, the dotted names of all that it imports, inside functions and under TYPE_CHECKING too."""
+    return {
+        name: {
+            imported
+            for _, imported in imported_names(
+                ast.parse(module.read_text(encoding="utf-8")),
+                name if module.name == "__init__.py" else name.rpartition(".")[0],
+            )
+        }
+        for name, module in BY_NAME.items()
+    }
 
 
 def module_of(name: str) -> str | None:
@@ -136,7 +140,7 @@ def test_a_room_imports_the_rooms_that_it_may_and_no_others() -> None:
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
     for name in BY_NAME:
         room = str(room_of(name))
-        others = {str(other) for other in map(room_of, IMPORTS[name]) if other not in (None, room)}
+        others = {str(other) for other in map(room_of, imports()[name]) if other not in (None, room)}
         found[room] |= {other for other in others if floor_of(other) == floor_of(room)}
     assert {room: others for room, others in found.items() if others} == MAY_IMPORT
 
@@ -149,7 +153,7 @@ def test_no_two_modules_have_one_name() -> None:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Modules can be read one after the other, each after all that it imports, also for its annotations."""
-    left = {name: {module_of(each) for each in names} - {None, name} for name, names in IMPORTS.items()}
+    left = {name: {module_of(each) for each in names} - {None, name} for name, names in imports().items()}
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
             del left[name]
