@@ -131,9 +131,13 @@ class PointInTime:
             (start_ms, rests.get(start_ms) or partition_path(Path(), start_ms, record.generation).name)
             for start_ms, record in rows
         }
-        if self._engine.storage.read_only and generations - self._held.keys():
-            self._hold_all()  # it has come, or has been replaced, since
-            return False
+        if self._engine.storage.read_only:
+            replaced = [each for each, held in self._held.items() if held.environment.in_place.is_replaced]
+            if replaced or generations - self._held.keys():
+                for each in replaced:  # it has gone and come since (away.py)
+                    self._let_go(each)
+                self._hold_all()
+                return False
         self._left, self.partition_count = generations, len(generations)
         oldest = self.main.raw.get(_WAL_KEY)
         self.oldest_segment = None if oldest is None else fmt.unpack_u64(fmt.unseal(_WAL_KEY, oldest))
@@ -259,7 +263,8 @@ def back_up(engine: Engine, destination: Path) -> BackupResult:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise InvalidArgument("dest", str(destination), "expected an empty directory, or none")
     make_directory(destination)
-    with engine.backing_up, engine.upkeep.maintenance.deletions_held(), closing(PointInTime(engine)) as point:
+    held = engine.upkeep.maintenance.deletions_held()
+    with engine.storage.partitions.copying, held, closing(PointInTime(engine)) as point:
         try:
             return _copy_all(engine, point, destination)
         except BaseException:

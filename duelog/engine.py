@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from duelog.delivery.delivery_log import DeliveryLog
@@ -204,8 +203,6 @@ class Engine:
             undo.callback(self.metrics.close)
             listeners.append(self.metrics)
         self.control: WireServer | None = None
-        self.backing_up = Lock()
-        """One backup at a time."""
         self.documents = Documents(storage.main, self.check_open, self.check_writable, self.settle)
         self._shutdown = Shutdown(
             [

@@ -82,7 +82,8 @@ class FollowedPartitionSet(PartitionSet):
 
     def _has_moved(self, partition: Partition) -> bool:
         generation = partition_path(self._path, partition.start_ms, partition.generation)
-        return directory_in_use(generation) != partition.path
+        is_elsewhere = directory_in_use(generation) != partition.path
+        return is_elsewhere or any(each.in_place.is_replaced for each in partition.environments()[-1:])
 
     def _retire(self, partition: Partition) -> None:
         del self._partitions[partition.start_ms]

@@ -234,6 +234,8 @@ class PartitionSet:
         """Starts of the partitions that are away; another set with each change."""
         self.relocating = threading.Lock()
         """Held while a partition changes its directory, and while a backup looks for its instant."""
+        self.copying = threading.Lock()
+        """Held while this process makes a backup or a manifest, one at a time: no day goes meanwhile."""
 
     def load(self, registered: Set[int] = frozenset()) -> None:
         """Read the catalog. Raises DamagedStore naming a partition whose directory is missing, and that is not vacant.
@@ -333,9 +335,9 @@ class PartitionSet:
 
     def at_hand(self, partition: Partition) -> None:
         """Fetch a partition that is away. Raises DayAway where nothing is fetched, and what fetching raises."""
-        if partition.away is not None and self.registered(partition):
+        if partition.away is not None and self.registered(partition) and (away := partition.away) is not None:
             if self.fetch is None:
-                raise DayAway(partition.path, f"is away, in {partition.away.url}")
+                raise DayAway(partition.path, f"is away, in {away.url}")
             self.fetch(partition)
 
     def _take(self, partition: Partition, *, partial: bool) -> None:

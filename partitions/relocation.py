@@ -147,12 +147,14 @@ def _join_rows(
 def give_back(store: Path, partitions: PartitionSet, partition: Partition, away: Away, ends: Ends) -> bool:
     """Give back the rows of a partition that are in the objects of `away`, where its logs end at `ends`.
 
-    False, and nothing is done: it has a body file that is none of them. Raises StoreFull, CorruptEntry, DamagedStore,
-    StoreFailed.
+    False, and nothing is done: it has a body file that is none of them, or the store is being copied. Raises StoreFull,
+    CorruptEntry, DamagedStore, StoreFailed.
     """
     staged = store / "staging" / f"away-{directory_name(partition.start_ms)}-{uuid.uuid4().hex[:8]}"
     with partitions.lease(partition, partial=True), partitions.relocating:
         environment = partition.environment
+        if partitions.copying.locked():  # the copy may hold this directory, whose name the day has again when it comes
+            return False
         if partition.outdated or environment.is_vacant or partition.memtable.directory is not None:
             return False  # a body may be on its way to the directory
         before = environment.path

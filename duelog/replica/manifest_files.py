@@ -80,7 +80,8 @@ class ManifestFiles:
             known = {each.content: each for each in before.files}
         scratch = Path(tempfile.mkdtemp(prefix="replica-", dir=engine.storage.path / "staging"))
         try:
-            with engine.backing_up, engine.upkeep.maintenance.deletions_held(), closing(PointInTime(engine)) as point:
+            held = engine.upkeep.maintenance.deletions_held()
+            with engine.storage.partitions.copying, held, closing(PointInTime(engine)) as point:
                 files, ends = [], dict[Content, Ends]()
                 for start_ms, generation, environment, read, away in _environments(engine.storage.main, point):
                     if self._shipping.closing:

@@ -30,6 +30,7 @@ from ..errors import (
     AlreadyOpen,
     BrokenInvariant,
     ClosedError,
+    DayAway,
     ReadOnly,
     ResourceShortage,
     StoreFailed,
@@ -176,6 +177,7 @@ class Environment:
         )
         self._occupying = threading.Lock()
         self._env = VACANT
+        self.in_place = InPlace(f"{path}/data.mdb")
         self._map_bytes = map_bytes
         if make is None and (follow is None or self._is_there() or not follow.is_registered()):
             self._occupy()
@@ -195,10 +197,10 @@ class Environment:
         with self._occupying:
             if self._env is not VACANT:
                 return
+            self.in_place = InPlace(f"{self.path}/data.mdb")  # before it is opened: of two files it is none
             opened, last_key, self._map_bytes = self._open_lmdb()
             try:
                 self._last_run = max(last_key, RUN_PREFIX)
-                self.in_place = InPlace(f"{self.path}/data.mdb")
                 self._page_bytes: int = opened.stat()["psize"]
                 self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
             except BaseException:
@@ -232,6 +234,8 @@ class Environment:
                         with raw:
                             if look is not None:
                                 unapplied = look(applied_position(raw))
+                                if self.in_place.is_replaced:  # the log forgets what is applied to the other file
+                                    raise DayAway(self.path, "went and came as it was read")
                             yield ReadTransaction(raw, unapplied, self.body_reader())
                     except lmdb.Error as error:
                         raise explain(self.path, error) from error

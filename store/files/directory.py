@@ -168,6 +168,13 @@ class InPlace:
         status = os.stat(self._path)
         return status.st_dev, status.st_ino
 
+    @property
+    def is_replaced(self) -> bool:
+        """True where another file has its name by now."""
+        with suppress(OSError):
+            return self._identity not in (None, self._look())
+        return False
+
     def verify(self, now_ns: int | None = None) -> None:
         """Raise FileNotFoundError when the file was removed, moved, or replaced by another.
 

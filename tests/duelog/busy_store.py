@@ -1,10 +1,11 @@
 """A store to which random things are done one by one, its twin, and the places of a backup between which they are."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -257,6 +258,45 @@ def main(path: str, fields: str) -> None:
             with saying_where(engine, _say):
                 back_up(engine, Path(line.strip()))
             _say(DONE)
+
+
+_START = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[2])!r})  # at the end: what is copied by is the installed package
+from tests.duelog.busy_store import main
+main(*sys.argv[1:])
+"""
+
+
+class OtherProcess:
+    """A process that makes backups of a store that this one writes."""
+
+    def __init__(self, store: DelayedStore, config: StoreConfig) -> None:
+        command = [sys.executable, "-c", _START, str(store.path), json.dumps(asdict(config))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def back_up(self, said: Callable[[str], None], target: Path) -> None:
+        """One backup; `said` does what is done meanwhile."""
+        self._tell(str(target))
+        assert self._process.stdout is not None
+        while (place := self._process.stdout.readline().strip()) != DONE:
+            assert place, f"the backup ended with {self._process.wait()}"
+            said(place)
+            self._tell("")
+        self._tell("")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        assert self._process.wait() == 0
+        self._process.stdout.close()
 
 
 if __name__ == "__main__":

@@ -4,12 +4,8 @@ What else is done comes between any two steps of a backup, one thing after the o
 can be repeated. `DUELOG_BACKUPS=200` has so many made instead of 8, a third of them by another process.
 """
 
-import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
@@ -21,10 +17,10 @@ from tests.duelog.busy_store import (
     AFTER,
     BEFORE,
     COPY,
-    DONE,
     INSTANT,
     START_MS,
     BusyStore,
+    OtherProcess,
     Twin,
     assert_is,
     saying_where,
@@ -75,45 +71,6 @@ def back_up_here(busy: BusyStore, target: Path, seed: int) -> Meanwhile:
     return meanwhile
 
 
-_START = f"""
-import sys
-sys.path.append({str(Path(__file__).parents[2])!r})  # at the end: what is copied by is the installed package
-from tests.duelog.busy_store import main
-main(*sys.argv[1:])
-"""
-
-
-class OtherProcess:
-    """A process that makes backups of a store that this one writes."""
-
-    def __init__(self, store: DelayedStore, config: StoreConfig) -> None:
-        command = [sys.executable, "-c", _START, str(store.path), json.dumps(asdict(config))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def back_up(self, meanwhile: Meanwhile, target: Path) -> None:
-        """One backup, and what is done meanwhile."""
-        self._tell(str(target))
-        assert self._process.stdout is not None
-        while (place := self._process.stdout.readline().strip()) != DONE:
-            assert place, f"the backup ended with {self._process.wait()}"
-            meanwhile.said(place)
-            self._tell("")
-        self._tell("")
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
-        self._process.stdout.close()
-
-
 @pytest.mark.series
 @pytest.mark.parametrize("seed", range(-(-BACKUPS * 2 // 3 // A_STORE)))
 def test_a_backup_is_the_store_at_one_instant(tmp_path: Path, seed: int) -> None:
@@ -139,7 +96,7 @@ def test_a_backup_by_another_process_is_the_store_at_one_instant(tmp_path: Path,
     for number in range(A_STORE):
         busy.act(30)
         meanwhile = Meanwhile(busy, seed * A_STORE + number)
-        other.back_up(meanwhile, tmp_path / "copy")
+        other.back_up(meanwhile.said, tmp_path / "copy")
         assert meanwhile.twin is not None
         assert_is(tmp_path / "copy", meanwhile.twin, busy.config)
         shutil.rmtree(tmp_path / "copy")

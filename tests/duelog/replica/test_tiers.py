@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from duelog.replica.tiers import Tiers
 from duelog.store.files import failpoints
 from duelog.store.wal import write_batch
 from tests.conftest import OpenStore, applied, present
-from tests.duelog.busy_store import BusyStore, assert_is
+from tests.duelog.busy_store import BEFORE, COPY, BusyStore, OtherProcess, assert_is, saying_where
 from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
@@ -512,10 +513,9 @@ def test_other_processes_are_told_what_is_away(
         assert {message.payload for message in copy.topic("t").scheduled()} == {b"first", b"second", b"more"}
 
 
-def test_a_read_only_store_follows_a_day_that_goes(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
-) -> None:
-    """It sees what is appended to the rest, once that is applied and the log has forgotten it, too."""
+@contextmanager
+def looking(store: DelayedStore) -> Iterator[Callable[[], str]]:
+    """Another process that has the store open to read, and says how many messages each day has."""
     code = """if True:
         import sys
         from duelog import DelayedStore, StoreConfig
@@ -523,18 +523,24 @@ def test_a_read_only_store_follows_a_day_that_goes(
             for _ in sys.stdin:
                 print([row.messages for row in store.partitions()], flush=True)
     """
-    store = open_store(config=CONFIG)
-    store.topic("t").send(b"first", deliver_after=5 * 3600)
-    applied(store)
     command = [sys.executable, "-c", code, str(store.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
 
         def seen() -> str:
-            print(file=reader.stdin, flush=True)
+            print(file=present(reader.stdin), flush=True)
             return present(reader.stdout).readline().strip()
 
+        yield seen
+        present(reader.stdin).close()
+
+
+def test_a_read_only_store_follows_a_day_that_goes(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
+) -> None:
+    """It sees what is appended to the rest, once that is applied and the log has forgotten it, too."""
+    store = open_store(config=CONFIG)
+    store.topic("t").send(b"first", deliver_after=5 * 3600)
+    with looking(applied(store)) as seen:
         assert seen() == "[1]"
         settle(store)
         assert len(away(store)) == 1
@@ -548,7 +554,71 @@ def test_a_read_only_store_follows_a_day_that_goes(
         store.tick()
         assert away(store) == []
         assert seen() == "[5]"
-        reader.stdin.close()
+
+
+def gone_and_back(store: DelayedStore) -> None:
+    """Have the day go, and come into a directory of the same name with one more message, which is applied."""
+    settle(store)
+    assert len(away(store)) == 1
+    store.topic("t").send(b"meanwhile", deliver_after=5 * 3600)
+    assert list(store.topic("t").scheduled())  # which fetches it
+    assert away(store) == []
+    applied(store)
+
+
+def test_a_read_only_store_sees_a_day_that_went_and_came_between_two_looks(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
+) -> None:
+    """Its directory has the name of before, and is another."""
+    store = open_store(config=CONFIG)
+    store.topic("t").send(b"first", deliver_after=5 * 3600)
+    with looking(applied(store)) as seen:
+        assert seen() == "[1]"
+        gone_and_back(store)
+        assert seen() == "[2]"
+        gone_and_back(store)
+        assert seen() == "[3]"
+
+
+def test_a_backup_by_another_process_has_a_day_that_went_and_came_before_its_instant(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, tmp_path: Path
+) -> None:
+    """The backup held the directory that had its name before, and what was sent meanwhile was in neither."""
+    store = open_store(config=CONFIG)
+    store.topic("t").subscribe("s").close()
+    store.topic("t").send(b"first", deliver_after=5 * 3600)
+    other = OtherProcess(applied(store), replace(CONFIG, replica=None, max_local_bytes=None))
+    places = iter((BEFORE,))
+    other.back_up(lambda place: gone_and_back(store) if place == next(places, None) else None, tmp_path / "copy")
+    other.close()
+    with DelayedStore.open(tmp_path / "copy", StoreConfig(partition_ms=DAY_MS), clock=clock) as copy:
+        assert [message.payload for message in copy.topic("t").scheduled()] == [b"first", b"meanwhile"]
+
+
+def test_no_day_goes_while_the_store_is_copied(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, tmp_path: Path
+) -> None:
+    """One that went and came would be held a second time under its name, and keep the store from being closed."""
+    store = filled(open_store)
+    topic = store.topic("t")
+    assert len(list(topic.scheduled())) == 2  # which fetches both days
+    topic.send(b"more", deliver_after=9 * 3600)
+    applied(store)
+    given_back = tiers_of(store).given_back
+
+    def said(place: str) -> None:
+        if place == COPY:
+            tiers_of(store).make_room()
+            assert len(list(topic.scheduled())) == 3
+
+    with saying_where(store._engine, said):
+        store.backup(tmp_path / "copy")
+    assert tiers_of(store).given_back == given_back
+    tiers_of(store).make_room()
+    assert len(away(store)) == 2
+    assert all(partition.leases == 0 for partition in store._engine.storage.partitions)
+    with DelayedStore.open(tmp_path / "copy", StoreConfig(partition_ms=DAY_MS), clock=clock) as copy:
+        assert len(list(copy.topic("t").scheduled())) == 3
 
 
 def test_a_standby_takes_over_from_a_store_with_away_days(
