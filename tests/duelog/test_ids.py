@@ -52,8 +52,10 @@ def given(request: pytest.FixtureRequest, fired: Fired) -> MessageId | str | Rec
     return WAYS[request.param](fired)
 
 
-def test_a_message_is_acknowledged_by_any_of_its_ids(fired: Fired, given: MessageId) -> None:
-    """Alone and among others."""
+def test_a_message_is_given_back_and_acknowledged_by_any_of_its_ids(fired: Fired, given: MessageId) -> None:
+    """It comes again; alone and among others."""
+    assert fired.subscription.nack(given, delay=0) == 1
+    assert [message.message_id for message in fired.subscription.receive()] == [fired.sent]
     assert fired.subscription.ack(given) == 1
     assert fired.subscription.ack([given, given]) == 0
     assert fired.subscription.stats().backlog == 0
@@ -62,12 +64,6 @@ def test_a_message_is_acknowledged_by_any_of_its_ids(fired: Fired, given: Messag
 def test_a_message_is_acknowledged_cumulatively_by_any_of_its_ids(fired: Fired, given: MessageId) -> None:
     """It and what is before it."""
     assert fired.subscription.ack_cumulative(given) == 1
-
-
-def test_a_message_is_given_back_by_any_of_its_ids(fired: Fired, given: MessageId) -> None:
-    """And comes again."""
-    assert fired.subscription.nack(given, delay=0) == 1
-    assert [message.message_id for message in fired.subscription.receive()] == [fired.sent]
 
 
 def test_a_subscription_goes_to_a_message_by_any_of_its_ids(fired: Fired, given: MessageId) -> None:

@@ -200,18 +200,6 @@ async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> No
 WHEN_MS = 4_000_000_000_000 // 86_400_000 * 86_400_000
 
 
-async def test_figures_of_the_store_and_the_broker(rest: Rest) -> None:
-    """Figures of what is there, and of what came since the start."""
-    rest.store.topic("t").send_payloads([b"x"] * 3, deliver_at=WHEN_MS)
-    found = (await rest.ask("GET", "/duelog/v1/counters")).value
-    assert {name: found["store"][name] for name in ("topics", "partitions", "pending")} == {
-        "topics": 1,
-        "partitions": 1,
-        "pending": 3,
-    }
-    assert (found["producers"], found["consumers"], found["messagesIn"], found["suspended"]) == (0, 0, 0, [])
-
-
 async def test_a_partition_says_why_it_is_still_there(rest: Rest) -> None:
     """By the name that `duelog partitions` gives; 404 for one that is not there, 412 for no name of one."""
     rest.store.topic("t").send_payloads([b"x"] * 3, deliver_at=WHEN_MS)

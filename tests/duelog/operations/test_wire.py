@@ -9,8 +9,6 @@ import resource
 import socket
 import stat
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -37,7 +35,6 @@ from duelog.store.errors import StoreUnavailable
 from duelog.store.position import position_at
 from tests.duelog.sending.putting import Held
 from tests.duelog.side_by_side import in_wal
-from tests.packaging.tree import ROOT
 from tests.proof import length
 
 FUZZED = length("DUELOG_WIRE_FUZZED", 300, 10_000)
@@ -564,89 +561,6 @@ def test_frames_at_random_do_nothing_and_others_are_answered(store: DelayedStore
     with connect(store.path) as other:
         assert other.call("Topic.exists", ["u"]) is False
     gone(store)
-
-
-OPENED = """
-import os, signal, socket, sys
-sys.path.append({root!r})
-from duelog import DelayedStore
-from duelog.operations.wire_peer import WirePeer
-from duelog.operations.operations import Operations
-point = {point!r}
-def die(): os.kill(os.getpid(), signal.SIGKILL)
-if point == "before":
-    Operations.send = lambda self, topic, payload, create: die()
-send = WirePeer._send_outbox
-def killed(peer):
-    data = peer._outbox[0]
-    if b"message_id" in data and point != "before":
-        if point == "middle":
-            peer._socket.send(data[:len(data) // 2])
-        die()
-    send(peer)
-WirePeer._send_outbox = killed
-store = DelayedStore.open({path!r})
-print("open", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.kill
-@pytest.mark.parametrize("point", ["before", "after", "middle"])
-def test_a_process_killed_in_the_middle_of_an_answer_leaves_a_whole_store(tmp_path: Path, point: str) -> None:
-    """The client says that it does not know; the message is there once or not at all; the socket is no hindrance."""
-    path = tmp_path / "store"
-    code = OPENED.format(root=str(ROOT), path=str(path), point=point)
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"open\n"
-        said = "no answer from the process that has this store open"
-        with connect(path) as client, pytest.raises(Disconnected, match=said):
-            client.ask("send", {"topic": "t", "payload": PAY, "create": True})
-    assert (path / "CONTROL").exists()
-    assert Connection.to(path) is None
-    with DelayedStore.open(path) as store:
-        with store.topic("t").subscribe("s") as consumer:
-            found = consumer.receive(5, timeout=0)
-        assert [message.payload for message in found] == ([] if point == "before" else [b"pay"])
-        assert list(store.check()) == []
-        connect(path).close()
-
-
-CLIENT = """
-import os, signal, sys
-sys.path.append({root!r})
-from pathlib import Path
-from duelog.operations.wire import framed
-from duelog.operations.wire_client import Connection
-from duelog.operations.wire_peer import WirePeer
-client = Connection.to(Path({path!r}))
-client.call("Topic.subscribe", ["t"], [1, "s"])
-client.call("Subscription.receive", [1], [1, 0])
-{last}
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.kill
-@pytest.mark.parametrize(
-    "last",
-    [
-        "",
-        """client._socket.sendall(framed(b"\\x95\\x09\\xactopic.delete"))""",
-        """client.start("Subscription.receive", [1], [1, None])""",
-    ],
-    ids=["idle", "half-a-request", "waiting"],
-)
-def test_a_client_killed_in_the_middle_of_a_request_has_done_nothing_by_halves(store: DelayedStore, last: str) -> None:
-    """A line without its end is no request; what the client held is handed out again, and its place is free."""
-    store.topic("t").subscribe("s").close()
-    store.topic("t").send(b"pay")
-    code = CLIENT.format(root=str(ROOT), path=str(store.path), last=last)
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    gone(store)
-    with store.topic("t").subscribe("s") as consumer:
-        assert [message.payload for message in consumer.receive(5, timeout=20)] == [b"pay"]
 
 
 def test_a_copy_of_the_store_has_no_socket(store: DelayedStore, tmp_path: Path) -> None:

@@ -330,7 +330,9 @@ def test_stopping_waits_for_what_runs_and_takes_nothing_new(bench: Bench) -> Non
 
 
 @KINDS
-def test_what_has_not_ended_in_time_is_given_back_and_not_counted(bench: Bench, kind: str) -> None:
+def test_what_has_not_ended_in_time_is_given_back_and_not_counted(
+    bench: Bench, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """By the store's clock. A coroutine is cancelled, a thread goes on, and its acknowledgement comes to nothing."""
     gate, cancelled = threading.Event(), threading.Event()
 
@@ -355,6 +357,7 @@ def test_what_has_not_ended_in_time_is_given_back_and_not_counted(bench: Bench, 
     while stopping.is_alive():
         bench.clock.advance(1_000)
     assert left == [1]
+    assert "worker worker: 1 message had not ended and was given back" in caplog.messages
     with bench.store.topic("t").subscribe("worker") as consumer:
         (message,) = consumer.receive()
         assert (message.payload, message.redelivery_count) == (b"x", 0)
@@ -695,22 +698,6 @@ def test_a_coroutine_that_was_too_slow_is_a_dead_letter_that_says_so_and_logged_
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert record.exc_info is not None
     assert traceback.extract_tb(record.exc_info[2])[0].name == "hang"
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [(1, "1 message had not ended and was given back"), (2, "2 messages had not ended and were given back")],
-)
-def test_what_is_given_back_is_counted_in_the_right_number(
-    bench: Bench, caplog: pytest.LogCaptureFixture, count: int, said: str
-) -> None:
-    """One message, two messages."""
-    bench.store.topic("t").send_batch([Message(b"x")] * count)
-    worker = bench.run(bench.gate.handler(), drain=0)
-    bench.log.wait(count)
-    assert worker.stop() == count
-    bench.gate.open()
-    assert f"worker worker: {said}" in [record.getMessage() for record in caplog.records]
 
 
 @KINDS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import stage_generation
 from duelog.store.env.body_file import length_of
 from duelog.tools import compact_store as compaction
@@ -83,14 +83,6 @@ def test_a_dry_run_changes_nothing(path: Path) -> None:
     shown = run("compact", path, "--min-dead-ratio", "0.9")  # for people
     assert "closed partitions: 3" in shown.stdout
     assert "compacted: 1 partitions" in shown.stderr
-
-
-def test_retention_keeps_what_one_may_go_back_to(path: Path) -> None:
-    """The main log's ledger is open, so nothing that was acknowledged goes."""
-    with DelayedStore.open(path, clock=ManualClock(DAY + 3 * DAY_MS)) as store:
-        store.set_policies(Policies(retention_ms=36_500 * DAY_MS), topic="a")
-    rows = json_of("compact", path)["partitions"]
-    assert [row["dead_messages"] for row in rows] == [0, 0, 0]
 
 
 def test_beside_a_process_finished_partitions_wait_for_its_next_tick(tmp_path: Path) -> None:

@@ -102,15 +102,6 @@ def test_stats_count_topics_partitions_and_pending_and_the_backlog_of_each_subsc
     assert {each["name"]: each["backlog"] for each in topic["subscriptions"]} == {"mailer": 1, "other": 2}
 
 
-def test_partitions_are_listed_with_state_and_counts(store: Path) -> None:
-    """Names are those of the directories, and of `dump --partition`."""
-    found = json_lines_of("partitions", store)
-    assert [each["partition"] for each in found] == ["20010909T000000Z", "20010910T000000Z", "20010911T000000Z"]
-    assert [each["messages"] for each in found] == [2, 2, 2]
-    assert sum(each["pending"] for each in found) == 4
-    assert "20010910T000000Z" in ok("partitions", store)
-
-
 def test_tables_are_not_cut_where_the_output_is_no_terminal(store: Path) -> None:
     """A long name stands on one line."""
     with make_store(store) as opened:

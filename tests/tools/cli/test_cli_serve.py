@@ -72,14 +72,6 @@ def test_it_says_where_it_listens_keeps_its_store_and_ends_at_a_signal(tmp_path:
         assert list(opened.check(deep=True)) == []
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
-    """With the setting and the address."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = refused("serve", tmp_path / "store", "--port", port, "--host", "127.0.0.1")
-        assert said == f"duelog: brokerServicePort={port}: another program listens there, at 127.0.0.1\n"
-
-
 def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     """Not there, no certificate, a key of another one, no key."""
     certificate, key = write_pair(tmp_path)
@@ -96,7 +88,11 @@ def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
-    """A setting of the file, of the store in it, of the command."""
+    """A setting of the file, of the store in it, of the command; a port in use."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", tmp_path / "store", "--port", port, "--host", "127.0.0.1")
+        assert said == f"duelog: brokerServicePort={port}: another program listens there, at 127.0.0.1\n"
     file = tmp_path / "broker.toml"
     for text, says in (
         ("keepAlive = 1", "not known"),
@@ -281,18 +277,6 @@ def test_with_only_look_nothing_is_changed(tmp_path: Path) -> None:
         with DelayedStore.open(tmp_path / "store") as store:
             store.topic("t").send(b"more", deliver_after=60)
             assert page.ask("overview")["pending"] == 2
-
-
-def test_what_is_no_store_is_told_in_a_line(tmp_path: Path) -> None:
-    """As by other commands."""
-    done = subprocess.run(
-        module("duelog.tools.cli.main", "ui", str(tmp_path / "none")),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.count("\n"), "no such directory" in done.stderr) == (2, 1, True)
 
 
 def test_the_live_demo_sends_and_receives_as_the_trace_did(tmp_path: Path) -> None:
