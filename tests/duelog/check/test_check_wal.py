@@ -74,9 +74,8 @@ def test_what_a_crash_left_in_the_log_is_no_finding_and_is_there_when_the_store_
         assert list(store.check(deep=True)) == []
 
 
-def test_a_store_to_which_nothing_was_sent_has_no_log_and_no_finding(open_store: OpenStore) -> None:
+def test_a_store_to_which_nothing_was_sent_has_no_log_and_no_finding(store: DelayedStore) -> None:
     """The log is begun by the first send."""
-    store = open_store(config=CONFIG)
     store.close()
     assert not (store.path / "wal").exists()
     assert opened(store.path) == check_store(store.path) == []
@@ -106,10 +105,9 @@ def test_a_damaged_log_is_an_error_with_its_path(crashed: Path, damage: Callable
 
 
 def test_a_partition_that_ends_before_the_log_goes_on_is_an_error(
-    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    store: DelayedStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """The file of a partition of before: its last commits are gone, and the log does not begin where it ends."""
-    store = open_store(config=CONFIG)
     send(store, 2)
     apply(store)
     copy_store(store.path, tmp_path / "before")
@@ -172,9 +170,8 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
     assert steps >= 24
 
 
-def test_the_process_that_writes_the_store_does_not_look_at_its_own_log(open_store: OpenStore) -> None:
+def test_the_process_that_writes_the_store_does_not_look_at_its_own_log(store: DelayedStore) -> None:
     """It has in memory what is not applied, and applies that when it closes."""
-    store = open_store(config=CONFIG)
     send(store, 6)
     write_at(store.path / SEGMENT, FIRST_GROUP, bytes(512))
     assert list(store.check()) == []
@@ -184,10 +181,9 @@ def test_the_process_that_writes_the_store_does_not_look_at_its_own_log(open_sto
 
 @pytest.mark.parametrize("which", ["main", "partition"])
 def test_a_store_whose_log_lost_what_lmdb_has_is_a_finding_and_is_not_opened(
-    open_store: OpenStore, tmp_path: Path, which: str
+    store: DelayedStore, tmp_path: Path, which: str
 ) -> None:
     """The lost group may have had rows of other environments, which are nowhere then."""
-    store = open_store(config=CONFIG)
     send(store, 3)
     storage = store._engine.storage
     partition = next(iter(storage.partitions))

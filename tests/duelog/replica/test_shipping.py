@@ -43,9 +43,8 @@ def of_copy(bucket: Bucket, path: Path) -> set[bytes]:
 
 
 @pytest.mark.series
-def test_puts_that_go_wrong_put_each_group_into_the_log_once(bucket: FaultyBucket, open_store: OpenStore) -> None:
+def test_puts_that_go_wrong_put_each_group_into_the_log_once(bucket: FaultyBucket, store: DelayedStore) -> None:
     """Answers are lost, come late, or refuse what the client itself put: no group is missing, none is there twice."""
-    store = open_store(config=CONFIG)
     bucket.faults = random_faults(7)
     places = set()
     while bucket.creations < PUTS:
@@ -58,9 +57,8 @@ def test_puts_that_go_wrong_put_each_group_into_the_log_once(bucket: FaultyBucke
 
 
 @pytest.mark.parametrize("fault", ["lost", "late", "twice"])
-def test_a_put_whose_answer_is_lost_is_not_put_again(fault: str, bucket: FaultyBucket, open_store: OpenStore) -> None:
+def test_a_put_whose_answer_is_lost_is_not_put_again(fault: str, bucket: FaultyBucket, store: DelayedStore) -> None:
     """The number is read back: the same bytes are there, or come meanwhile."""
-    store = open_store(config=CONFIG)
     ship(store)
     before = len(bucket.numbers())
     bucket.faults = iter([fault])
@@ -70,11 +68,8 @@ def test_a_put_whose_answer_is_lost_is_not_put_again(fault: str, bucket: FaultyB
     assert shipping_of(store).state().error is None
 
 
-def test_a_number_that_another_writer_took_is_a_fork(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
-) -> None:
+def test_a_number_that_another_writer_took_is_a_fork(bucket: FaultyBucket, store: DelayedStore, tmp_path: Path) -> None:
     """Nothing is shipped any more, the store goes on, and every reader that comes later sees what was there."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"1", deliver_after=100)
     ship(store)
     last = log_of(bucket)[-1]
@@ -104,10 +99,9 @@ def test_a_copy_of_the_directory_is_refused(bucket: FaultyBucket, tmp_path: Path
 
 
 def test_a_directory_that_lies_behind_its_copy_is_refused(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, clock: ManualClock
+    bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """A file system was set back: what the copy has would get the ids of other messages."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"1", deliver_after=100)
     ship(store)
     before = crashed(store, tmp_path / "before")
@@ -129,10 +123,9 @@ def test_two_stores_do_not_share_a_prefix(bucket: FaultyBucket, open_store: Open
 
 
 def test_a_restored_store_ships_to_a_new_prefix_only(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: FaultyBucket, store: DelayedStore, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the old one it would add another history."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"1", deliver_after=100)
     ship(store)
     restored(bucket, tmp_path / "restored")
@@ -197,10 +190,9 @@ def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
 
 
 def test_a_file_that_the_bucket_has_is_not_uploaded_again(
-    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock
+    bucket: FaultyBucket, store: DelayedStore, clock: ManualClock
 ) -> None:
     """Of ten days only those that were sent to, and the main one, which says where the log begins."""
-    store = open_store(config=CONFIG)
     store.topic("a").send_batch([Message(b"x", deliver_after=86_400 * day + 1) for day in range(10)])
     store._engine.writer().apply_all()
     clock.advance(timedelta(hours=2))
@@ -241,10 +233,9 @@ def test_every_moment_of_the_retention_can_be_restored_and_the_rest_goes(
 
 
 def test_a_moment_is_restored_by_its_time(
-    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    bucket: FaultyBucket, store: DelayedStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """Groups that were written by then, and none that came after."""
-    store = open_store(config=CONFIG)
     times = []
     for number in range(5):
         store.topic("a").send(b"%d" % number, deliver_after=86_400)
@@ -259,10 +250,9 @@ def test_a_moment_is_restored_by_its_time(
 
 
 def test_a_damaged_file_is_passed_over_for_the_manifest_before(
-    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    bucket: FaultyBucket, store: DelayedStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """It is named, and the log makes up for it; with no manifest whole nothing is restored."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"1", deliver_after=86_400)
     ship(store)
     clock.advance(timedelta(hours=2))
@@ -286,10 +276,9 @@ def test_a_damaged_file_is_passed_over_for_the_manifest_before(
 
 @pytest.mark.parametrize("damage", ["missing", "flipped"])
 def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
-    damage: str, bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, clock: ManualClock
+    damage: str, bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """Nothing is restored as if it were not there, but on request."""
-    store = open_store(config=CONFIG)
     for number in range(4):
         store.topic("a").send(b"%d" % number, deliver_after=86_400)
         ship(store)
@@ -307,9 +296,8 @@ def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
         assert waiting(again) == {b"0", b"1"}
 
 
-def test_any_flipped_bit_of_a_log_object_is_seen(bucket: FaultyBucket, open_store: OpenStore) -> None:
+def test_any_flipped_bit_of_a_log_object_is_seen(bucket: FaultyBucket, store: DelayedStore) -> None:
     """Its checksum covers all of it."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"x", deliver_after=86_400)
     ship(store)
     content = present(bucket.read(bucket.numbers()[-1]))
@@ -408,10 +396,9 @@ def test_a_store_without_a_copy_loads_nothing_of_it() -> None:
 
 
 def test_figures_tell_how_far_the_copy_is_behind(
-    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock, tmp_path: Path
+    bucket: FaultyBucket, store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """Statistics and metrics have the same figures; a store without a copy has none."""
-    store = open_store(config=CONFIG)
     ship(store)
     bucket.is_down = True
     store.topic("a").send(b"x", deliver_after=86_400)
@@ -436,10 +423,9 @@ def test_figures_tell_how_far_the_copy_is_behind(
 
 
 def test_a_store_whose_log_is_not_begun_has_one_manifest(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
+    bucket: FaultyBucket, store: DelayedStore, open_store: OpenStore, tmp_path: Path
 ) -> None:
     """It can be restored, empty as it is."""
-    store = open_store(config=CONFIG)
     for _ in range(3):
         ship(store)
     assert (bucket.manifests(), bucket.numbers()) == ([0], [])
@@ -449,10 +435,9 @@ def test_a_store_whose_log_is_not_begun_has_one_manifest(
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_is_shipped_between_an_instant_and_its_manifest_is_restored(
-    begun: bool, bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: bool, bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A manifest is put long after its instant, where its files are large."""
-    store = open_store(config=CONFIG)
     if begun:
         store.topic("a").send(b"0", deliver_after=86_400)
         store._engine.writer().apply_all()
@@ -513,10 +498,9 @@ def test_a_damaged_end_of_the_log_does_not_keep_a_store_from_being_opened(
 
 
 def test_a_restore_from_files_alone_says_which_groups_it_has(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, clock: ManualClock
+    bucket: FaultyBucket, store: DelayedStore, open_store: OpenStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """All that was shipped, though it read none; restored with that group it is the same."""
-    store = open_store(config=CONFIG)
     store.topic("a").send(b"1", deliver_after=86_400)
     store._engine.writer().apply_all()
     ship(store)
@@ -557,10 +541,9 @@ def test_a_manifest_that_is_about_to_be_made_does_not_break_a_close(
 
 
 def test_the_main_environment_is_copied_again_where_only_its_record_of_the_log_has_changed(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
+    bucket: FaultyBucket, store: DelayedStore, tmp_path: Path
 ) -> None:
     """A checkpoint without a row for it moves the segment that it names: a restore would look for one that is gone."""
-    store = open_store(config=CONFIG)
     ship(store)
     for number in range(3):
         store.topic("a").send(b"%d" % number, deliver_after=86_400)
@@ -575,10 +558,9 @@ def test_the_main_environment_is_copied_again_where_only_its_record_of_the_log_h
 
 
 def test_manifests_are_made_though_the_clock_was_set_back(
-    bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock
+    bucket: FaultyBucket, store: DelayedStore, clock: ManualClock
 ) -> None:
     """An hour is counted by a clock that does not go back, too."""
-    store = open_store(config=CONFIG)
     shipping, elapsed_s = shipping_of(store), 1e6
     shipping.elapsed = lambda: elapsed_s
     ship(store)

@@ -17,9 +17,8 @@ def due_ms(store: DelayedStore, topic: str, **asked: int) -> int:
     return stored.due_ms
 
 
-def test_policies_are_kept_over_a_restart_at_every_scope(open_store: OpenStore) -> None:
+def test_policies_are_kept_over_a_restart_at_every_scope(store: DelayedStore, open_store: OpenStore) -> None:
     """Store, namespace and topic each keep their own."""
-    store = open_store()
     store.set_policies(Policies(tick_time_ms=1))
     store.set_policies(Policies(max_delivery_delay_ms=2), namespace="shop/mail")
     store.set_policies(Policies(fixed_delivery_delay_ms=3), topic="shop/mail/t")
@@ -40,9 +39,8 @@ def test_policies_are_kept_over_a_restart_at_every_scope(open_store: OpenStore) 
     }
 
 
-def test_a_batch_with_one_delay_too_long_is_refused_in_full(open_store: OpenStore) -> None:
+def test_a_batch_with_one_delay_too_long_is_refused_in_full(store: DelayedStore) -> None:
     """Nothing of it is stored, and the error has the limit, what was asked and where the limit was set."""
-    store = open_store()
     store.set_policies(Policies(max_delivery_delay_ms=1_000))
     with pytest.raises(DelayTooLong) as caught:
         store.topic("t").send_batch([Message(b"a", deliver_after=1), Message(b"b", deliver_after=2), Message(b"c")])
@@ -52,18 +50,16 @@ def test_a_batch_with_one_delay_too_long_is_refused_in_full(open_store: OpenStor
     assert len(store.topic("t").send_batch([Message(b"b", deliver_after=2)])) == 1
 
 
-def test_a_fixed_delay_cannot_be_set_for_the_whole_store(open_store: OpenStore) -> None:
+def test_a_fixed_delay_cannot_be_set_for_the_whole_store(store: DelayedStore) -> None:
     """PIP-437 has it for namespaces and topics."""
-    store = open_store()
     with pytest.raises(InvalidArgument, match="fixed_delivery_delay_ms"):
         store.set_policies(Policies(fixed_delivery_delay_ms=1))
     with pytest.raises(InvalidArgument):
         store.set_policies(Policies(), namespace="a/b", topic="t")
 
 
-def test_a_deleted_topic_leaves_no_policies_behind(open_store: OpenStore) -> None:
+def test_a_deleted_topic_leaves_no_policies_behind(store: DelayedStore) -> None:
     """A topic made later under the same name begins without them."""
-    store = open_store()
     store.topic("t").send(b"x")
     store.set_policies(Policies(active=False), topic="t")
     store.delete_topic("t")
@@ -72,10 +68,9 @@ def test_a_deleted_topic_leaves_no_policies_behind(open_store: OpenStore) -> Non
 
 
 def test_a_retry_is_held_to_the_maximum_and_the_tick_and_not_put_off_by_a_fixed_delay(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """It is a delay that a client asks for; one that is refused leaves the message with its consumer."""
-    store = open_store()
     topic = store.topic("t")
     with topic.subscribe("s") as consumer:
         topic.send(b"x")

@@ -87,9 +87,8 @@ def test_stores_of_one_process_do_not_share_numbers(open_store: OpenStore, tmp_p
         assert producer.send(Message(b"y"), sequence_id=7) is not None
 
 
-def test_a_message_that_is_refused_takes_no_number(open_store: OpenStore) -> None:
+def test_a_message_that_is_refused_takes_no_number(store: DelayedStore) -> None:
     """All of a batch is checked first; a number that is none is refused by name."""
-    store = open_store()
     producer = store.topic("t").producer("p")
     with pytest.raises(InvalidMessage):
         producer.send(Message("text"))  # type: ignore[arg-type]
@@ -180,9 +179,8 @@ def test_two_calls_that_send_one_number_at_once_store_it_once(open_store: OpenSt
     assert delivered(store, clock) == [0, 1, 2]
 
 
-def test_a_group_stores_a_number_once_whatever_its_units_have_looked_up(open_store: OpenStore) -> None:
+def test_a_group_stores_a_number_once_whatever_its_units_have_looked_up(store: DelayedStore) -> None:
     """Who sends it second looks again; so does one who looked before the group that stored it."""
-    store = open_store()
     state = store.topic("t").producer("p")._producer
     write = store._engine.writer().write
 

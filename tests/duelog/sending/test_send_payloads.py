@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duelog import DelayedDeliveryPolicies, ManualClock, Message, MessageId, MessageIds, StoreConfig
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, MessageId, MessageIds, StoreConfig
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from duelog.store.codec.body import encode_batch, encode_payloads
 from tests.conftest import START_MS, OpenStore
@@ -51,9 +51,8 @@ def test_what_is_sent_as_columns_is_received(open_store: OpenStore, clock: Manua
     subscription.ack(received)
 
 
-def test_one_time_for_all(open_store: OpenStore, clock: ManualClock) -> None:
+def test_one_time_for_all(store: DelayedStore, clock: ManualClock) -> None:
     """A delay, an instant, or neither: as `send` takes them."""
-    store = open_store()
     topic = store.topic("t")
     subscription = topic.subscribe("s")
     topic.send_payloads([b"now", bytearray(b"copied")])  # type: ignore[list-item]
@@ -83,18 +82,16 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_taken_is_named_and_nothing_is_sent(open_store: OpenStore) -> None:
+def test_what_cannot_be_taken_is_named_and_nothing_is_sent(store: DelayedStore) -> None:
     """The first thing that is wrong, by its field and place."""
-    store = open_store()
     for payloads, keywords, field in REFUSED:
         with pytest.raises((InvalidMessage, InvalidArgument), match=field):
             store.topic("t").send_payloads(payloads, **keywords)
     assert store.stats().pending == 0
 
 
-def test_a_policy_holds_for_columns_too(open_store: OpenStore) -> None:
+def test_a_policy_holds_for_columns_too(store: DelayedStore) -> None:
     """One delay over the limit refuses all."""
-    store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000))
     with pytest.raises(DelayTooLong):
         store.topic("t").send_payloads([b"a", b"b"], deliver_at=[START_MS + 1, START_MS + 1_001])

@@ -162,10 +162,9 @@ def test_a_body_that_cannot_be_read_is_quarantined_and_the_others_are_delivered(
 
 
 def test_a_poll_without_a_thread_takes_a_slice_only_where_one_may_have_something_to_do(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When something is due, was asked for, or the clock was set back."""
-    store = open_store(config=CONFIG)
     topic = store.topic("t")
     slices: list[int] = []
     take = Maintenance._slice
