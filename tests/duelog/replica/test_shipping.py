@@ -34,12 +34,18 @@ def waiting(store: DelayedStore) -> set[bytes]:
     return {bytes(message.payload) for message in store.topic("a").scheduled()}
 
 
-def of_copy(bucket: Bucket, path: Path) -> set[bytes]:
+def of_copy(bucket: Bucket, path: Path, **moment: int) -> set[bytes]:
     """The payloads that wait in a restored copy."""
-    restored(bucket, path)
+    restored(bucket, path, **moment)
     with DelayedStore.open(path, clock=ManualClock(START_MS)) as store:
         assert list(store.check(deep=True)) == []
         return waiting(store)
+
+
+def shipped(store: DelayedStore, payload: bytes) -> None:
+    """Send to a day to come, and ship."""
+    store.topic("a").send(payload, deliver_after=86_400)
+    ship(store)
 
 
 @pytest.mark.series
@@ -62,16 +68,14 @@ def test_a_put_whose_answer_is_lost_is_not_put_again(fault: str, bucket: FaultyB
     ship(store)
     before = len(bucket.numbers())
     bucket.faults = iter([fault])
-    store.topic("a").send(b"x", deliver_after=100)
-    ship(store)
+    shipped(store, b"x")
     assert len(log_of(bucket)) == before + 1
     assert shipping_of(store).state().error is None
 
 
 def test_a_number_that_another_writer_took_is_a_fork(bucket: FaultyBucket, store: DelayedStore, tmp_path: Path) -> None:
     """Nothing is shipped any more, the store goes on, and every reader that comes later sees what was there."""
-    store.topic("a").send(b"1", deliver_after=100)
-    ship(store)
+    shipped(store, b"1")
     last = log_of(bucket)[-1]
     bucket.put(log_name(last.seq + 1), last._replace(seq=last.seq + 1, owner="another").pack())
     store.topic("a").send(b"2", deliver_after=100)
@@ -102,11 +106,9 @@ def test_a_directory_that_lies_behind_its_copy_is_refused(
     bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """A file system was set back: what the copy has would get the ids of other messages."""
-    store.topic("a").send(b"1", deliver_after=100)
-    ship(store)
+    shipped(store, b"1")
     before = crashed(store, tmp_path / "before")
-    store.topic("a").send(b"2", deliver_after=100)
-    ship(store)
+    shipped(store, b"2")
     with pytest.raises(ForkFound, match="older than its copy"):
         DelayedStore.open(before, CONFIG, clock=clock)
 
@@ -126,16 +128,14 @@ def test_a_restored_store_ships_to_a_new_prefix_only(
     bucket: FaultyBucket, store: DelayedStore, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the old one it would add another history."""
-    store.topic("a").send(b"1", deliver_after=100)
-    ship(store)
+    shipped(store, b"1")
     restored(bucket, tmp_path / "restored")
     with pytest.raises(ForkFound, match="new prefix"):
         open_store(tmp_path / "restored", CONFIG)
     another = FaultyBucket()
     monkeypatch.setattr("duelog.replica.shipping.Bucket", lambda url: another)
     again = open_store(tmp_path / "restored", CONFIG)
-    again.topic("a").send(b"2", deliver_after=100)
-    ship(again)
+    shipped(again, b"2")
     assert of_copy(another, tmp_path / "twice") == {b"1", b"2"}
 
 
@@ -167,8 +167,7 @@ def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
 ) -> None:
     """The gap is told; what is before it and what is behind it can be restored, and nothing else is given for it."""
     store = open_store(config=StoreConfig(replica=URL, wal_bytes=64 << 10, replica_keep_bytes=1 << 20))
-    store.topic("a").send(b"first", deliver_after=100)
-    ship(store)
+    shipped(store, b"first")
     first = log_of(bucket)[-1].end - 1
     bucket.is_down = True
     for number in range(40):
@@ -181,9 +180,7 @@ def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
     assert "goes on with a new manifest" in caplog.text
     with pytest.raises(ReplicaRefused, match=f"never shipped.*--group {first} restores"):
         restored(bucket, tmp_path / "in-gap")
-    restored(bucket, tmp_path / "before", group=first)
-    with DelayedStore.open(tmp_path / "before", clock=ManualClock(START_MS)) as old:
-        assert waiting(old) == {b"first"}
+    assert of_copy(bucket, tmp_path / "before", group=first) == {b"first"}
     shipping._manifests, shipping._draft_at_s = drafts, 0
     ship(store)
     assert of_copy(bucket, tmp_path / "behind") == waiting(store)
@@ -216,8 +213,7 @@ def test_every_moment_of_the_retention_can_be_restored_and_the_rest_goes(
     store = open_store(config=StoreConfig(replica=URL, replica_retention_ms=timedelta(days=2)))
     ends: list[int] = []
     for day in range(8):
-        store.topic("a").send(b"%d" % day, deliver_after=86_400 * 30)
-        ship(store)
+        shipped(store, b"%d" % day)
         ends.append(shipping_of(store).state().place - 1)
         clock.advance(timedelta(days=1))
     assert bucket.manifests()[0] > 3
@@ -225,9 +221,7 @@ def test_every_moment_of_the_retention_can_be_restored_and_the_rest_goes(
     named = {file.name for seq in bucket.manifests() for file in read_manifest(bucket, seq).files}
     assert {each.name for each in bucket.listing(FILES)} == named
     for day in (5, 6, 7):
-        restored(bucket, tmp_path / str(day), group=ends[day])
-        with DelayedStore.open(tmp_path / str(day), clock=clock) as old:
-            assert waiting(old) == {b"%d" % each for each in range(day + 1)}
+        assert of_copy(bucket, tmp_path / str(day), group=ends[day]) == {b"%d" % each for each in range(day + 1)}
     with pytest.raises(ReplicaRefused, match="no manifest at or before"):
         restored(bucket, tmp_path / "old", group=ends[0])
 
@@ -238,13 +232,10 @@ def test_a_moment_is_restored_by_its_time(
     """Groups that were written by then, and none that came after."""
     times = []
     for number in range(5):
-        store.topic("a").send(b"%d" % number, deliver_after=86_400)
-        ship(store)
+        shipped(store, b"%d" % number)
         times.append(clock.now_ms())
         clock.advance(1_000)
-    restored(bucket, tmp_path / "restored", at_ms=times[2] + 500)
-    with DelayedStore.open(tmp_path / "restored", clock=clock) as old:
-        assert waiting(old) == {b"0", b"1", b"2"}
+    assert of_copy(bucket, tmp_path / "restored", at_ms=times[2] + 500) == {b"0", b"1", b"2"}
     with pytest.raises(ReplicaRefused, match="no manifest at or before"):
         restored(bucket, tmp_path / "early", at_ms=START_MS - 1)
 
@@ -253,8 +244,7 @@ def test_a_damaged_file_is_passed_over_for_the_manifest_before(
     bucket: FaultyBucket, store: DelayedStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """It is named, and the log makes up for it; with no manifest whole nothing is restored."""
-    store.topic("a").send(b"1", deliver_after=86_400)
-    ship(store)
+    shipped(store, b"1")
     clock.advance(timedelta(hours=2))
     store.topic("a").send(b"2", deliver_after=86_400)
     store.topic("b").send(b"")
@@ -280,8 +270,7 @@ def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
 ) -> None:
     """Nothing is restored as if it were not there, but on request."""
     for number in range(4):
-        store.topic("a").send(b"%d" % number, deliver_after=86_400)
-        ship(store)
+        shipped(store, b"%d" % number)
     objects = log_of(bucket)
     name, before = log_name(objects[-2].seq), objects[-3].end - 1
     if damage == "missing":
@@ -291,15 +280,12 @@ def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
         bucket.put(name, content[:150] + bytes((content[150] ^ 1,)) + content[151:])
     with pytest.raises(ReplicaDamaged, match=f"{name} .*--group {before} restores"):
         restored(bucket, tmp_path / "restored")
-    restored(bucket, tmp_path / "restored", group=before)
-    with DelayedStore.open(tmp_path / "restored", clock=clock) as again:
-        assert waiting(again) == {b"0", b"1"}
+    assert of_copy(bucket, tmp_path / "restored", group=before) == {b"0", b"1"}
 
 
 def test_any_flipped_bit_of_a_log_object_is_seen(bucket: FaultyBucket, store: DelayedStore) -> None:
     """Its checksum covers all of it."""
-    store.topic("a").send(b"x", deliver_after=86_400)
-    ship(store)
+    shipped(store, b"x")
     content = present(bucket.read(bucket.numbers()[-1]))
     for at in range(0, len(content), 7):
         with pytest.raises(ReplicaDamaged):
@@ -480,8 +466,7 @@ def test_a_store_that_is_opened_again_and_again_is_no_fork(
     for _ in range(4):
         DelayedStore.open(tmp_path / "store", CONFIG, clock=clock).close()
     with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
-        store.topic("a").send(b"2", deliver_after=86_400)
-        ship(store)
+        shipped(store, b"2")
     assert of_copy(bucket, tmp_path / "restored") == {b"1", b"2"}
 
 
@@ -566,8 +551,7 @@ def test_manifests_are_made_though_the_clock_was_set_back(
     ship(store)
     clock.set(START_MS - 86_400_000)
     for manifests in (1, 2, 3):
-        store.topic("a").send(b"x", deliver_after=86_400)
-        ship(store)
+        shipped(store, b"x")
         assert shipping.figures.manifests == manifests
         elapsed_s += 3_600
 
@@ -577,8 +561,7 @@ def test_a_put_of_a_killed_process_that_comes_late_is_no_fork(
 ) -> None:
     """The next opening of the directory finds its own groups under the number, and goes on behind them."""
     store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
-    store.topic("a").send(b"1", deliver_after=86_400)
-    ship(store)
+    shipped(store, b"1")
     store.topic("a").send(b"2", deliver_after=86_400)
     bucket.faults = iter(("late",))
     with pytest.raises(ReplicaUnreachable):
