@@ -128,7 +128,7 @@ def blocked_by_a_quota(client: Any) -> None:
     consumer = client.subscribe("quota", "s", consumer_type=ConsumerType.Shared)
     producer = client.create_producer("quota", batching_enabled=False)
     for number in (1, 2):
-        producer.send(b"%d" % number, deliver_after=timedelta(seconds=4 * number))
+        producer.send(b"%d" % number, deliver_after=timedelta(seconds=2 * number))
     full = pulsar.ProducerBlockedQuotaExceededException
     check_refused(producer.send, b"3", deliver_after=timedelta(seconds=1), error=full)
     other = client.create_producer("quota", batching_enabled=False)

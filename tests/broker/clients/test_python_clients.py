@@ -23,6 +23,7 @@ from tests.broker.clients.conftest import (
 )
 from tests.broker.lookup.stage import Stage
 from tests.broker.security.certificates import write_pair
+from tests.proof import PROOF
 
 VERSIONS = ("installed", "3.1.0")
 """The newest one, a dependency of the tests, and the oldest, from the package index."""
@@ -53,10 +54,11 @@ SCENARIOS = (
     "unknown_listener",
 )
 
-ONCE = ("acknowledgement_timeout", "blocked_by_a_quota")
-"""Scenarios that the newest version alone runs."""
+ONCE = ("blocked_by_a_quota", *["acknowledgement_timeout"] * PROOF)
+"""Scenarios that the newest version alone runs; the client's timeout is 10 s at least."""
 
 
+@pytest.mark.series
 @pytest.mark.parametrize("version", VERSIONS)
 def test_programs_work_as_with_pulsar(version: str, broker: ServedStore, run_scenarios: RunScenarios) -> None:
     """Each scenario says what it shows; versions share a namespace, and each has topics of its own."""
@@ -119,7 +121,8 @@ def test_a_program_with_an_address_over_http_works_as_well(broker: ServedStore, 
     run_scenarios("installed", url, "http", "produce_and_consume", "pattern", "schema")
 
 
-@pytest.mark.parametrize(("how", "version"), [("kill", "installed"), ("stop", VERSIONS[-1])])
+@pytest.mark.series
+@pytest.mark.parametrize(("how", "version"), [("kill", "installed"), ("stop", VERSIONS[-1])][: 1 + PROOF])
 def test_a_stream_goes_on_when_the_broker_comes_back(
     how: str, version: str, serve_store: ServeStore, library: Callable[[str], dict[str, str]]
 ) -> None:

@@ -19,7 +19,7 @@ from tests.proof import length
 
 pytestmark = [pytest.mark.series, pytest.mark.xdist_group("pressure")]  # one broker for all
 
-CONNECTIONS = length("DUELOG_BROKER_CONNECTIONS", 1_000, 10_000)
+CONNECTIONS = length("DUELOG_BROKER_CONNECTIONS", 500, 10_000)
 CONSUMERS = length("DUELOG_BROKER_CONSUMERS", 200, 1_000)
 MEMORY = 384 << 20
 """Bytes that the broker may have resident, whatever one client does."""
