@@ -684,17 +684,20 @@ class ConnectedSubscription(Subscription):
     # -- what becomes of messages ----------------------------------------------------------------------
 
     def ack(self, messages: Any, *, durable: bool = False) -> int:
-        if self._pushed is not None and not durable:
-            positions = _places(messages)
-            positions = [positions] if isinstance(positions, MessageId) else positions
-            if isinstance(positions, list) and self._held.issuperset(positions):
-                before = len(self._held)
-                self._held.difference_update(positions)
-                self.ack_soon(positions)
-                return before - len(self._held)
-            if self._acking is not None:
-                self._acking.wait()
-        return self._settle("ack", messages, {"durable": durable} if durable else {})
+        places, before = _places(messages), len(self._held)
+        if self._pushed is not None and self._forget(places) and not durable:
+            self.ack_soon([places] if isinstance(places, MessageId) else places)
+            return before - len(self._held)
+        if self._acking is not None:
+            self._acking.wait()
+        return self._settle("ack", places, {"durable": durable} if durable else {})
+
+    def _forget(self, places: Any) -> bool:
+        """Take what is settled, or about to be, from what the program holds; False: it did not hold all of it."""
+        given = places if isinstance(places, list) else [places]
+        found = self._held.intersection(each for each in given if isinstance(each, MessageId))
+        self._held -= found
+        return len(found) == len(given)
 
     def ack_soon(self, positions: Sequence[MessageId]) -> None:
         """Acknowledge together with others, and wait for no answer but in `close`. Raises what earlier ones did."""
@@ -705,7 +708,10 @@ class ConnectedSubscription(Subscription):
         self._acking.add(positions)
 
     def ack_cumulative(self, message: Any, *, durable: bool = False) -> int:
-        return self._settle("ack_cumulative", message, {"durable": durable})
+        last = _places(message)
+        if isinstance(last, MessageId):
+            self._held = {position for position in self._held if position > last}
+        return self._settle("ack_cumulative", last, {"durable": durable})
 
     def extend(self, messages: Any, timeout: Duration | None = None) -> int:
         return self._settle("extend", messages, {"timeout": timeout})
@@ -716,10 +722,12 @@ class ConnectedSubscription(Subscription):
 
     def nack(self, messages: Any, *, delay: Duration | None = None) -> int:
         by = self._connection.count
-        if isinstance(messages, (list, tuple, ReceivedMessages)) and not isinstance(messages, MessageId):
+        if isinstance(messages, Iterable) and not isinstance(messages, (MessageId, str, bytes)):
+            messages = list(messages)
             given: Any = [_without_payload(each) for each in messages if getattr(each, "_connection", by) == by]
         else:
             by, given = getattr(messages, "_connection", by), _without_payload(messages)
+        self._forget(_places(messages))
         count: int = self._of_delivery("nack", by, [given], {"delay": delay}, given_back=0)
         return count
 
@@ -727,10 +735,12 @@ class ConnectedSubscription(Subscription):
         return bool(self._of_delivery("holds", _by(message), [message], given_back=False))
 
     def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
+        self._forget(_places(message))
         new_id: MessageId = self._of_delivery("retry_later", _by(message), [message, delay], {"reason": reason})
         return new_id
 
     def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
+        self._forget(_places(message))
         self._of_delivery("dead_letter", _by(message), [message, reason])
 
     def _of_delivery(
@@ -775,9 +785,7 @@ def _places(messages: Any) -> Any:
         return messages.position
     if isinstance(messages, ReceivedMessages):
         return list(map(position_at, messages.places))
-    if isinstance(messages, (list, tuple)) and not isinstance(messages, MessageId):
-        return [each.position if isinstance(each, ReceivedMessage) else each for each in messages]
-    if isinstance(messages, Iterator):
+    if isinstance(messages, Iterable) and not isinstance(messages, (MessageId, str, bytes)):
         return [each.position if isinstance(each, ReceivedMessage) else each for each in messages]
     return messages
 

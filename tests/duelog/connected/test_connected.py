@@ -11,10 +11,11 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -24,6 +25,7 @@ from duelog import (
     Documents,
     ManualClock,
     Message,
+    ReceivedMessage,
     StoreConfig,
     Subscription,
     SubscriptionAdmin,
@@ -32,6 +34,7 @@ from duelog import (
     aio,
 )
 from duelog.connected import connected_store
+from duelog.connected.connected_store import ConnectedSubscription
 from duelog.errors import (
     ClosedError,
     Disconnected,
@@ -230,6 +233,34 @@ def test_messages_are_pushed_ahead_where_that_is_asked_for(store: DelayedStore) 
             (b"%d" % number, 0) for number in range(950, 1_000)
         ]
         assert other.receive(timeout=0) == []
+
+
+def test_a_client_keeps_nothing_of_messages_that_were_settled(store: DelayedStore) -> None:
+    """Their positions stayed for ever where they were acknowledged durably or cumulatively, given back or up."""
+    store.topic("t").send_payloads([b"x"] * 70)
+    with duelog.connect(store.path, prefetch=10) as connected:
+        consumer = cast(ConnectedSubscription, connected.topic("t").subscribe("s"))
+        ways: list[Callable[[ReceivedMessage], object]] = [
+            consumer.ack,
+            lambda message: consumer.ack(iter([message])),
+            lambda message: consumer.ack(deque([message.position]), durable=True),
+            lambda message: consumer.nack(message, delay=3_600) == consumer.ack(iter([message])),
+            lambda message: consumer.retry_later(message, 3_600),
+            consumer.dead_letter,
+        ]
+        for way in ways:
+            (message,) = consumer.receive(timeout=20)
+            assert consumer._held == {message.position}
+            way(message)
+            assert not consumer._held
+        messages = consumer.receive(10, timeout=20)
+        consumer.ack_cumulative(messages[-2])
+        assert consumer._held == {messages[-1].position}
+        with pytest.raises(InvalidArgument, match="messages"):
+            consumer.ack([[1]])
+        consumer.close()
+    with store.topic("t").subscribe("s") as other:
+        assert len(other.receive(100, timeout=20)) == 70 - len(ways) - len(messages) + 1
 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
