@@ -139,7 +139,7 @@ def _topics(engine: Engine) -> dict[int, str]:
     with main.read() as raw:
         for topic_id, name in names.items():
             topics |= {ledger_id: name for ledger_id, _ in catalog.ledgers(raw, topic_id)}
-    for partition in engine.storage.partitions.held():
+    for partition in engine.storage.partitions.held(partial=True):
         topics |= {log.ledger_id: names[log.topic_id] for log in partition.logs() if log.topic_id in names}
     return topics
 

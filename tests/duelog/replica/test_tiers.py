@@ -21,6 +21,7 @@ from duelog.replica.bucket import Bucket, manifest_name
 from duelog.replica.following import Standby
 from duelog.replica.identity import claim
 from duelog.replica.pruning import prune
+from duelog.replica.set_aside import read_aside
 from duelog.replica.tiers import Tiers
 from duelog.store.files import failpoints
 from duelog.store.wal import write_batch
@@ -624,7 +625,7 @@ def test_no_day_goes_while_the_store_is_copied(
 def test_a_standby_takes_over_from_a_store_with_away_days(
     open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, tmp_path: Path
 ) -> None:
-    """It has all days whole, and gives back what it cannot hold once it leads."""
+    """It has all days whole, and gives back what it cannot hold once it leads; what was not shipped is set aside."""
     elapsed = [1_000.0]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("duelog.replica.shipping.since_boot_s", lambda: elapsed[0])
@@ -637,6 +638,7 @@ def test_a_standby_takes_over_from_a_store_with_away_days(
         store.topic("t").send(b"more", deliver_after=5 * 3600)
         settle(store)
         assert not follower.step()
+        told = store.topic("t").send(b"not shipped", deliver_after=9 * 3600)
         elapsed[0] += 10.1
         assert follower.step()
         bucket.is_down = True
@@ -649,6 +651,8 @@ def test_a_standby_takes_over_from_a_store_with_away_days(
         assert len(away(second)) == 2
         passed(second, clock, 10)
         assert received(second) == [b"first", b"more", b"second"]
+        assert not Standby(store.path, bucket, lease_ms=10_000).begin()
+        assert [each.message_id for each in read_aside(store.path)[1]] == [str(told)]
 
 
 AWAY_POINTS = [point for point in failpoints.POINTS if point.startswith("away.")]
