@@ -238,6 +238,20 @@ def test_what_was_missed_is_what_going_through_all_occurrences_finds(
     assert rule.following(begin.nominal_ms, now_ms) == each
 
 
+def test_a_message_that_is_late_by_less_than_the_grace_is_no_misfire(
+    store: DelayedStore, topic: Topic, clock: ManualClock
+) -> None:
+    """By 60 s unless the schedule says otherwise."""
+    topic.every("s", interval=3_600, misfires="skip")
+    with topic.subscribe("s") as consumer:
+        clock.advance(HOUR_MS + 60_000)
+        assert nominals(received(store, consumer)) == hours(1)
+        clock.advance(HOUR_MS + 1)
+        assert received(store, consumer) == []
+        clock.advance(HOUR_MS - 60_001)
+        assert nominals(received(store, consumer)) == hours(3)
+
+
 def test_a_stop_of_months_is_made_up_for_in_pieces_and_in_order(
     open_store: OpenStore, store: DelayedStore, clock: ManualClock
 ) -> None:
