@@ -46,45 +46,6 @@ def delivered(store: Path, topic: str = "t", subscription: str = "s") -> list[by
     return found
 
 
-@DAMAGE
-def test_a_lost_record_of_a_main_log_ledger_costs_no_message(tmp_path: Path, damage: str) -> None:
-    """Its copy is lost too: its runs tell what it said, whether the ledger was the open one or one before."""
-    whole = tmp_path / "whole"
-    config = StoreConfig(background=False, ledger_max_entries=40)
-    with DelayedStore.open(whole, config, clock=ManualClock(START_MS)) as store:
-        for name in ("other", "t"):
-            store.topic(name).subscribe("s").close()
-            for number in range(100):
-                store.topic(name).send(f"{name} {number}".encode())
-    ledgers = keys(whole / "main", Table.LEDGER)
-    assert len(ledgers) == 6
-    for key in ledgers:
-        path = shutil.copytree(whole, tmp_path / "copy")
-        IN_BOTH[damage](path / "main", key)
-        report = repaired(path)
-        assert report.lost == 0
-        found = delivered(path) + delivered(path, "other")
-        assert [payload[:2] for payload in found] == sorted((payload[:2] for payload in found), reverse=True), key
-        if any("recovered" in action for action in report.actions):  # nothing tells whose it was: not discarded either
-            found += delivered(path, f"recovered-ledger-{int.from_bytes(key[5:], 'big')}", "recovered")
-        assert sorted(found) == sorted(f"{name} {number}".encode() for name in ("t", "other") for number in range(100))
-        shutil.rmtree(path)
-
-
-@DAMAGE
-def test_a_lost_ledger_id_of_a_topic_in_a_partition_costs_no_message(tmp_path: Path, damage: str) -> None:
-    """Its copy is lost too: the only runs without an owner are the topic's."""
-    path = tmp_path / "store"
-    with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-        for name in ("other", "t"):
-            store.topic(name).subscribe("s").close()
-            store.topic(name).send_payloads([b"%d" % number for number in range(500)], deliver_at=START_MS + 5 * DAY_MS)
-    (partition,) = environments(path)[1:]
-    IN_BOTH[damage](partition, keys(partition, Table.LOG)[1])
-    assert repaired(path).lost == 0
-    assert delivered(path) == delivered(path, "other") == [b"%d" % number for number in range(500)]
-
-
 def test_a_log_that_may_have_been_of_a_deleted_topic_gets_a_topic_of_its_own(tmp_path: Path) -> None:
     """Nothing tells whose messages they are: they are neither discarded nor given to another."""
     path = tmp_path / "store"
