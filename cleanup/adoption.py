@@ -10,13 +10,14 @@ subscription there is by now. A generation for which that does not hold is throw
 one came into being that has still to read what was dropped.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from pyroaring import BitMap
 
+from ..partitions.away import Away, directory_in_use
 from ..partitions.partition import partition_path
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import directory_name
@@ -71,18 +72,33 @@ def adopt_ready(
     """Adopt or throw away the finished generations of the store in `path`, or at most `at_most` of them.
 
     partitions: those of the open store, which go over to the new generations; None: none is open. One that this
-    process may not move or read is left where it is. REQUIRES: the store's lock, no deletion or backup beside it.
-    Raises StoreFull (what was not adopted stays for later) and StoreFailed.
+    process may not move or read is left where it is, and so are all while a partition goes away, or comes.
+    REQUIRES: the store's lock, no deletion or backup beside it. Raises StoreFull (what was not adopted stays for later)
+    and StoreFailed.
     """
     done: list[Adopted | Refused] = []
     for directory in ready_generations(path):
         if len(done) == at_most:
             break
-        with suppress(OSError):
+        with suppress(OSError), _in_place(partitions):
             done.append(_adopt(path, main, store_id, partitions, reason_in_memory, directory))
     with suppress(OSError):  # none there, or one has just come
         (path / "staging" / READY).rmdir()
     return done
+
+
+@contextmanager
+def _in_place(partitions: PartitionSet | None) -> Iterator[None]:
+    """Keep partitions where they are. Raises BlockingIOError where one changes its directory."""
+    if partitions is None:
+        yield
+        return
+    if not partitions.relocating.acquire(blocking=False):
+        raise BlockingIOError
+    try:
+        yield
+    finally:
+        partitions.relocating.release()
 
 
 def _adopt(
@@ -117,9 +133,11 @@ def _adopt(
         reason = reason_in_memory(origin.relied_on)
     if reason is not None:
         return refuse(directory, reason)
-    before = partition_path(path, info.start_ms, origin.generation)
-    target = partition_path(path, info.start_ms, info.generation)
+    known = partition_path(path, info.start_ms, origin.generation)
+    before, target = directory_in_use(known), partition_path(path, info.start_ms, info.generation)
     sizes = [length_of(generation) for generation in (before, directory)]
+    if before != known:
+        sizes[0] += Away.read(before).size
     throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
     move(directory, target)
     reach("compact.published")

@@ -100,7 +100,7 @@ class Delivery:
         self.firing = Firing(storage, loaded, clock, config.fire_batch if writer is None else writer.largest_firing)
         self.entries = PendingEntries(storage, self.firing)
         self.flusher = AckFlusher(main, config.ack_flush_ms, clock, waking.agenda, wake, delivery_log)
-        self.inline = InlineMessages(storage, clock, self.flusher, self.quarantine.add)
+        self.inline = InlineMessages(storage, clock, self.flusher, self.quarantine.add, waking.wakeups.ask)
         self.dead_letters = DeadLetters(main, topics, self.flusher, clock, self.entries, wake)
 
 

@@ -55,7 +55,8 @@ class SubscriptionStats:
     the subscription. received: handed to consumers, each time again; redelivered: those handed out before, too.
     acknowledged: by consumers, and skipped. dead_lettered: moved to its dead-letter topic. expired: by time to live.
     longest_running_ms: for how long the longest running handler of its workers has run; 0: none runs; None: there is no
-    worker.
+    worker. fetching_ms: the start of the time partition that it waits for, since that is in the copy alone; None: for
+    none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class SubscriptionStats:
     dead_lettered: int
     expired: int
     longest_running_ms: int | None = None
+    fetching_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +468,7 @@ class Figures:
                 0 if oldest_ms is None else now_ms - oldest_ms,
                 **asdict(state.counts),
                 longest_running_ms=max(now_ms - began_ms, 0) if tasks else None,
+                fetching_ms=None if state.reader is None else state.reader.days.fetching_ms,
             )
 
     def receiving(self, namespace: str | None = None) -> list[Receiving]:

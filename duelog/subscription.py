@@ -448,9 +448,10 @@ class Subscription:
     def _hand_out(self, max_messages: int) -> tuple[ReceivedMessages | None, int | None]:
         """Messages that are due now, at most `max_messages`; and if there are none, when to look again.
 
-        An empty batch: what was due went elsewhere, and more may be. None: nothing is due. When: epoch ms, or None.
+        An empty batch: what was due went elsewhere, or lies in the copy, and more may be. None: nothing is due. When:
+        epoch ms, or None.
         """
-        state, topic = self._state, self._topic
+        engine, state, topic = self._engine, self._state, self._topic
         now_ms = self._clock.now_ms()
         limit = state.max_in_flight
         with state.lock:
@@ -464,6 +465,9 @@ class Subscription:
             passed_over = None if state.reader is None else state.reader.next_due_ms(now_ms)
             again = (dispatcher.next_redelivery_ms(), passed_over)
             failed = state.attempts.changed
+            asked = state.reader is not None and state.reader.days.asked
+            if state.reader is not None:
+                state.reader.days.asked = False
         try:
             if failed or (self._flusher.log is not None and self._flusher.log.worn):
                 self._note(moved_ledger=False)
@@ -472,6 +476,8 @@ class Subscription:
             if kept_more or (batch and state.policies.ack_timeout_ms):
                 topic.changed()  # others have something to wait for that they did not know of
             if not batch:
+                if asked and engine.waking.scheduler is None:
+                    return _NONE, None  # the upkeep, which is run before the next look, fetches the day
                 return None, min((ms for ms in again if ms is not None), default=None)
             routed = self._route(batch)
         except BaseException:  # the caller gets none of them, and no delivery has failed

@@ -120,10 +120,12 @@ class PendingEntries:
         known: Partition | None = None,
         *,
         bodies: bool = False,
+        dues: bool = False,
     ) -> Iterator[tuple[list[FoundEntries], list[Outcome]]]:
         """The entries of the ids by partition, under leases; and outcomes, UNKNOWN or FIRED where there is no entry.
 
-        known: the partition that they are in; None: it is looked for. bodies: read those as well.
+        known: the partition that they are in; None: it is looked for. bodies: read those as well, where they may still
+        be cancelled. dues: read due times of those that have fired as well.
         """
         outcomes = [Outcome.UNKNOWN] * len(ids)
         rows_of: dict[int, list[int]] = {}
@@ -140,7 +142,10 @@ class PendingEntries:
                 partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
                 if partition is None:
                     continue
-                tail = None if bodies else self._far_tail(partition, log.topic_id, ledger_id)
+                if self._is_read(partition, bodies=bodies, dues=dues):
+                    tail = None
+                else:
+                    tail = self._tail(partition, log.topic_id, ledger_id)
                 if tail is not None:
                     there = [row for row in rows if 0 <= ids[row].entry_id < tail]
                     found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
@@ -154,7 +159,13 @@ class PendingEntries:
                 self._partitions.release(partition)
 
     def fetch(
-        self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None, *, bodies: bool = False
+        self,
+        log: ManagedLedger,
+        ids: Sequence[MessageId],
+        known: Partition | None = None,
+        *,
+        bodies: bool = False,
+        dues: bool = False,
     ) -> None:
         """Have the partitions that `located` reads be on this machine, whatever that takes: `gate` is not held.
 
@@ -165,16 +176,21 @@ class PendingEntries:
         for ledger_id in {message_id.ledger_id for message_id in ids}:
             if log.entries_of(ledger_id) is None:
                 partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
-                if partition is not None and (bodies or partition.start_ms <= self._firing.passed_ms):
+                if partition is not None and self._is_read(partition, bodies=bodies, dues=dues):
                     self._partitions.at_hand(partition)
 
-    def _far_tail(self, partition: Partition, topic_id: int, ledger_id: int) -> int | None:
-        """Return the end of a log of a partition so far away that none of it has fired, or is in memory.
+    def _is_read(self, partition: Partition, *, bodies: bool, dues: bool) -> bool:
+        """Return whether entries have to be read to answer for them.
 
-        Nothing of such an entry has to be read to cancel it. None: the log is not known to be one.
+        Not in a partition so far away that none has fired, or is in memory; nor in one that is away and has closed:
+        all have fired.
         """
-        if partition.state is not PartitionState.OPEN or not self._firing.is_far(partition.start_ms):
-            return None
+        if partition.state is PartitionState.OPEN:
+            return bodies or not self._firing.is_far(partition.start_ms)
+        return dues or partition.away is None
+
+    def _tail(self, partition: Partition, topic_id: int, ledger_id: int) -> int | None:
+        """Return the end of a log as far as it is known without its entries; None: it is not known to be one."""
         log = partition.known_log(topic_id)
         if log is None and partition.away is not None:
             with self._partitions.lease(partition, partial=True):

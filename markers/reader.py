@@ -2,8 +2,9 @@
 
 Markers are resolved in batches, in order of address in their partition log, each run opened once. An entry that cannot
 be read is reported, left out, and holds nothing up: its bytes were read and found wrong, or its partition is missing.
-What cannot be read for now (no descriptor is left) raises, and is there the next time. An entry whose body was dropped,
-by compaction once every subscription had acknowledged it, or by repair, is gone: its position is told, to be
+What cannot be read for now (no descriptor is left) raises, and is there the next time. Where a partition is away
+(partitions/away.py) and the reader does not wait for it, reading ends before its first message. An entry whose body was
+dropped, by compaction once every subscription had acknowledged it, or by repair, is gone: its position is told, to be
 acknowledged.
 
 `MessageMaker` makes the messages that are handed out from the bodies of their entries: the hottest path of receiving.
@@ -98,9 +99,10 @@ class MessageMaker:
         self._published[slot] = publish_ms
         self._payloads[slot] = payload
 
-    def messages(self) -> ReceivedMessages:
-        payloads = self._payloads
-        if None not in payloads:
+    def messages(self, limit: int | None = None) -> ReceivedMessages:
+        """Those that were made, in slots before `limit`."""
+        payloads = self._payloads if limit is None else self._payloads[:limit]
+        if limit is None and None not in payloads:
             return self._made
         return self._made.pick([slot for slot, payload in enumerate(payloads) if payload is not None])
 
@@ -143,6 +145,10 @@ class _Markers(NamedTuple):
     def one(self, at: int) -> _Markers:
         return _Markers(self.slots[at : at + 1], self.targets[at : at + 1], self.due_ms)
 
+    def before(self, slot: int) -> _Markers:
+        kept = self.slots < slot
+        return _Markers(self.slots[kept], self.targets[kept], self.due_ms)
+
     @classmethod
     def together(cls, pieces: list[_Markers]) -> _Markers:
         """Pieces as one in order of target, so that those of many small firings are resolved run by run too."""
@@ -156,7 +162,8 @@ class _Markers(NamedTuple):
 class MainLogReader:
     """Reads one topic's main log for its subscriptions. Thread-safe; holds nothing between calls.
 
-    `gone` is told positions whose messages no longer exist, inside the call that met them.
+    `gone` is told positions whose messages no longer exist, inside the call that met them. `acquire` takes a lease on a
+    partition whose messages are read; False: it is away, and they are read another time.
     """
 
     main: Environment
@@ -167,6 +174,7 @@ class MainLogReader:
     span_ms: int
     quarantine: Callable[[CorruptEntry], object]
     gone: Callable[[list[Position]], object]
+    acquire: Callable[[Partition], bool]
 
     def hidden_before(self, limit: Position, now_ms: int) -> dict[int, BitMap]:
         """Entries before `limit`, by ledger id, that are not visible to `read` at `now_ms`."""
@@ -179,14 +187,17 @@ class MainLogReader:
         """Messages from the first position at or after `start` that are due and not acknowledged, in log order.
 
         At most `max_entries`; also returns the position to go on from, one past the last looked at, and
-        whether an unacknowledged message was passed over because it is not due at `now_ms`.
+        whether an unacknowledged message was passed over because it is not due at `now_ms`. Messages end before the
+        first whose partition is away; without one the position is where that is, or where the log ends.
         """
         passed_over, looked_at = False, max_entries
         while True:
             batch, following, over = self._gather(start, looked_at, skip, now_ms)
             messages = batch.messages()
             passed_over |= over
-            if messages or not batch.gone:
+            if batch.limit is not None:
+                following = position_at(batch.maker.place(batch.limit))
+            if messages or batch.limit is not None or not batch.gone:
                 break
             start, looked_at = following, max(max_entries, min(looked_at * 4, _LOOKED_AT_ONCE))
         if len(messages) > max_entries:
@@ -234,8 +245,11 @@ class MainLogReader:
                 ledger_id, entry_id = following, 0
         return batch, Position(ledger_id, entry_id), passed_over
 
-    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
-        """The messages at `positions`, in log order; those that are gone or unreadable are left out."""
+    def read_at(self, positions: Sequence[Position]) -> tuple[ReceivedMessages, Position | None]:
+        """The messages at `positions`, in log order; those that are gone or unreadable are left out.
+
+        They end before the first whose partition is away, which is returned with them.
+        """
         batch = _Batch(self)
         by_ledger: dict[int, BitMap] = {}
         for ledger_id, entry_id in positions:
@@ -244,7 +258,8 @@ class MainLogReader:
             finder = RunFinder(raw, self.main.name)
             for ledger_id in sorted(by_ledger):
                 self._collect(finder, batch, ledger_id, by_ledger[ledger_id])
-        return batch.messages()
+        messages = batch.messages()
+        return messages, None if batch.limit is None else position_at(batch.maker.place(batch.limit))
 
     def _collect(self, finder: RunFinder, batch: _Batch, ledger_id: int, wanted: BitMap) -> None:
         while wanted:
@@ -265,13 +280,19 @@ class MainLogReader:
         """Fill the slots of markers, given by the ledger they point into, from the partition logs."""
         for target, pieces in by_target.items():
             markers = _Markers.together(pieces)
+            if batch.limit is not None:  # its first is before those of the targets that follow
+                markers = markers.before(batch.limit)
+                if not len(markers.slots):
+                    continue
             start_ms = partition_start(markers.due_ms, self.span_ms)
             partition = self.partitions.get(start_ms)
             if partition is None:
                 self._dangling(markers, batch, f"marker points into partition at {start_ms}, which does not exist")
                 continue
             try:
-                self.partitions.acquire(partition)
+                if not self.acquire(partition):
+                    batch.limit = int(markers.slots.min())
+                    continue
             except DamagedStore as error:
                 self._dangling(markers, batch, str(error))
                 continue
@@ -335,6 +356,8 @@ class _Batch:
         self.maker = MessageMaker(reader.topic, reader.subscription)
         self.gone: list[Position] = []
         """Positions whose messages do not exist any more; complete once `messages` was called."""
+        self.limit: int | None = None
+        """The first slot whose message is away, once `messages` was called; None: there is none."""
         self._markers: dict[int, list[_Markers]] = {}
 
     def __len__(self) -> int:
@@ -380,4 +403,4 @@ class _Batch:
             self._reader._resolve(self._markers, self)
         if self.gone:
             self._reader.gone(self.gone)
-        return self.maker.messages()
+        return self.maker.messages(self.limit)

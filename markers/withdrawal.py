@@ -76,8 +76,8 @@ class Withdrawals:
 
     def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
         """Where the marker of a message of a partition log is; None: it has not fired, was cancelled, or is gone."""
-        self._entries.fetch(log, [message_id])
-        with self._entries.gate.reading(), self._entries.located(log, [message_id]) as (logs, _):
+        self._entries.fetch(log, [message_id], dues=True)
+        with self._entries.gate.reading(), self._entries.located(log, [message_id], dues=True) as (logs, _):
             fired = self._entries.fired(log.topic_id, logs)
         if fired is None:
             return None

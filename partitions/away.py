@@ -81,6 +81,11 @@ def rests(partition: Path) -> list[Path]:
     return sorted((each for each in partition.glob("a*") if each.name[1:].isdecimal()), reverse=True)
 
 
+def is_rest(directory: Path) -> bool:
+    """Return whether the directory of an environment is that of a rest."""
+    return directory.name.startswith("a")
+
+
 def directory_in_use(generation: Path) -> Path:
     """The directory that a partition is in: that of its generation, or the last rest where that is not there."""
     if (generation / "data.mdb").is_file():

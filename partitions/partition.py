@@ -125,6 +125,8 @@ class Partition:
         """True until its directory is made (store/env/vacant.py), in the process that writes."""
         self.away: Away | None = None
         """The objects that have its rows, where this machine has given them back (away.py)."""
+        self.readers: dict[object, Callable[[], object]] = {}
+        """Who reads messages of it, and is called when it has come back: as long as there is one it does not go."""
         self.register: Callable[[Transaction], None] | None = None
         """The unit of work that registers it in the catalog; None: it is registered."""
         self.listener: Listener | None = None

@@ -310,7 +310,7 @@ class PartitionSet:
         One that is away is fetched before; `partial`: the rest of it will do, with its logs and their ends. Raises
         DayAway where nothing is fetched, and what fetching raises.
         """
-        self._take(partition, partial=partial)
+        self.take(partition, partial=partial)
         try:
             yield partition
         finally:
@@ -340,7 +340,8 @@ class PartitionSet:
                 raise DayAway(partition.path, f"is away, in {away.url}")
             self.fetch(partition)
 
-    def _take(self, partition: Partition, *, partial: bool) -> None:
+    def take(self, partition: Partition, *, partial: bool = False) -> None:
+        """Take a lease as `lease` does; `release` gives it back."""
         for _ in range(_TRIES):
             if not partial:
                 self.at_hand(partition)
@@ -397,7 +398,7 @@ class PartitionSet:
             if wanted is not None and not wanted(partition):
                 continue
             try:
-                self._take(partition, partial=partial)
+                self.take(partition, partial=partial)
             except DamagedStore:
                 if self.registered(partition):
                     raise

@@ -144,18 +144,22 @@ def _join_rows(
     return tails
 
 
-def give_back(store: Path, partitions: PartitionSet, partition: Partition, away: Away, ends: Ends) -> bool:
-    """Give back the rows of a partition that are in the objects of `away`, where its logs end at `ends`.
+def give_back(
+    store: Path, partitions: PartitionSet, partition: Partition, generation: int, away: Away, ends: Ends
+) -> bool:
+    """Give back the rows of a generation of a partition that are in the objects of `away`, where logs end at `ends`.
 
-    False, and nothing is done: it has a body file that is none of them, or the store is being copied. Raises StoreFull,
-    CorruptEntry, DamagedStore, StoreFailed.
+    False, and nothing is done: it has a body file that is none of them, is at another generation by now, or the store
+    is being copied. Raises StoreFull, CorruptEntry, DamagedStore, StoreFailed.
     """
     staged = store / "staging" / f"away-{directory_name(partition.start_ms)}-{uuid.uuid4().hex[:8]}"
     with partitions.lease(partition, partial=True), partitions.relocating:
         environment = partition.environment
         if partitions.copying.locked():  # the copy may hold this directory, whose name the day has again when it comes
             return False
-        if partition.outdated or environment.is_vacant or partition.memtable.directory is not None:
+        if partition.outdated or environment.is_vacant or partition.generation != generation:
+            return False
+        if partition.memtable.directory is not None:
             return False  # a body may be on its way to the directory
         before = environment.path
         last = int(next((each.name[1:] for each in rests(before.parent)), "0"))
@@ -186,16 +190,16 @@ def give_back(store: Path, partitions: PartitionSet, partition: Partition, away:
     return True
 
 
-def come_back(store: Path, partitions: PartitionSet, partition: Partition, staged: Path) -> None:
-    """Have an away partition be in the directory of its generation again.
+def come_back(store: Path, partitions: PartitionSet, partition: Partition, away: Away, staged: Path) -> None:
+    """Have a partition that is away be in the directory of its generation again, unless it has another one by now.
 
-    staged: a directory in staging/ with the rows of all its objects, joined; it is taken. Raises DamagedStore where
-    they are not those before the rest, StoreFull, StoreFailed.
+    staged: a directory in staging/ with the rows of all objects of `away`, joined; it is taken. Raises DamagedStore
+    where they are not those before the rest, StoreFull, StoreFailed.
     """
     with partitions.lease(partition, partial=True), partitions.relocating:
         environment = partition.environment
-        if partition.away is None or partition.outdated:
-            raise BrokenInvariant(f"{partition.name} is fetched twice")
+        if partition.away is not away or partition.outdated:
+            return
         with environment.superseded():
             with applied_rows(environment) as raw:
                 join(raw, partition.name, staged)

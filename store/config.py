@@ -196,10 +196,10 @@ class StoreConfig:
     replica_keep_bytes: the most of the write-ahead log that is kept while `replica` cannot be reached; 1 GiB. Beyond it
         the log goes on, and the copy with a new manifest: no restore reaches a moment between the two.
     replica_retention_ms: how long every moment can be restored; 7 days, one at least.
-    max_local_bytes: the most that the store's messages may take of this disk, the write-ahead log not counted; far days
-        are then in `replica` alone, and are fetched `preload_ms`, and a second for each 50 MB, before they begin. It is
-        exceeded where what has begun, is about to, or is not in a manifest yet takes more. None: all of it is here, and
-        what was not is fetched.
+    max_local_bytes: the most that the store's messages may take of this disk, the write-ahead log not counted; far
+        days, and days that are over, are then in `replica` alone, and are fetched `preload_ms`, and a second for each
+        50 MB, before they begin, or when a subscription gets to them. It is exceeded where what has begun, is about to,
+        is being read, or is not in a manifest yet takes more. None: all of it is here, and what was not is fetched.
     """
 
     # -- behaviour

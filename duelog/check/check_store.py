@@ -17,6 +17,7 @@ from pyroaring import BitMap
 
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.markers.lookup import unfired
+from duelog.partitions.away import is_rest
 from duelog.partitions.cancellations import members
 from duelog.partitions.due_column import fired_entries
 from duelog.partitions.partition import Partition, PartitionLog
@@ -579,7 +580,7 @@ def _partition(survey: Survey, partition: Partition, record: PartitionRecord) ->
         if tail < frontier.absorbed_end:
             message = f"ends at entry {tail}, before its frontier at {frontier.absorbed_end}: entries were lost"
             yield error("lost-entries", address, message)
-        if log.topic_id in survey.topics:
+        if log.topic_id in survey.topics and not is_rest(environment.path):
             yield from _fired(survey, partition, log, tail, frontier, address)
     if closed and references != record.references:
         message = f"{references} topics hold it, the catalog says {record.references}"

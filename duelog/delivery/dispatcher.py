@@ -15,6 +15,7 @@ its subscription goes through it, those by time-to-live included.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
@@ -46,13 +47,17 @@ class LogReader(Protocol):
 
         At most ``max_entries`` messages, none that ``skip`` has acknowledged, none that cannot be read. ``start``
         may be past the end of its ledger. No messages and ``start`` itself: there is nothing more for now.
+        Nor is there where the next message is not on this machine: the topic changes once it is.
         A reader may pass over a message and return it later, from before ``start``; it returns each message once
         until a seek. If it raises, it has returned nothing.
         """
         ...
 
-    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
-        """The messages at these ascending positions in the same order, without those that cannot be read."""
+    def read_at(self, positions: Sequence[Position]) -> tuple[ReceivedMessages, Position | None]:
+        """The messages at these ascending positions in the same order, without those that cannot be read.
+
+        They end before the first that is not on this machine, whose position is returned with them.
+        """
         ...
 
     def unseen(self, start: Position, limit: Position) -> Mapping[int, BitMap]:
@@ -239,10 +244,14 @@ class Dispatcher:
         while True:
             self.torn = False
             ready = order.peek(consumer_id, max_messages)
-            found = self._reader.read_at(ready) if ready else none
+            found, waits = self._reader.read_at(ready) if ready else (none, None)
+            in_order = False
+            if waits is not None:  # those from there on stay ready
+                ready = ready[: bisect_left(ready, waits)]
+                in_order = self.type in ("exclusive", "failover")
             fresh = none
             room = order.look_ahead(max_messages - len(ready))
-            if room > 0:
+            if room > 0 and not in_order:
                 fresh, start = self._reader.read(self.read_position, room, self.acks)
                 if start < self.read_position:
                     raise BrokenInvariant(f"the reader went back from {self.read_position} to {start}")

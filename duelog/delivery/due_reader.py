@@ -2,6 +2,8 @@
 
 Only logs with inline messages that are not yet visible have a tracker; for every other this is the plain reader.
 
+Nothing here waits for a day that lies in the copy alone: `DaysRead` asks for it, and reading goes on once it has come.
+
 For a consumer that empties a backlog batch by batch the log is read ahead, in larger pieces than it asks for: markers
 stand in the order in which their messages are due, the messages in the order in which they were sent, so each run that
 is opened for a batch holds but few of its messages, and more of those of the batches that follow. `ReadAhead` owns
@@ -16,7 +18,10 @@ from pyroaring import BitMap
 
 from duelog.markers.reader import MainLogReader, Unacknowledged
 from duelog.markers.tracker import SubscriptionView
+from duelog.partitions.partition import Partition
+from duelog.partitions.partition_set import PartitionSet
 from duelog.store.clock import StoreClock
+from duelog.store.errors import DayAway
 from duelog.store.position import Position, place_of, position_at
 from duelog.store.received_messages import ReceivedMessages
 
@@ -71,7 +76,7 @@ class ReadAhead:
     def read(
         self, start: Position, max_entries: int, skip: Unacknowledged, now_ms: int
     ) -> tuple[ReceivedMessages, Position, bool]:
-        """Read as `MainLogReader.read` does, up to `max_entries`; fewer only where the log has no more."""
+        """Read as `MainLogReader.read` does, up to `max_entries`; fewer only where the log has no more for now."""
         if start != self._start:
             self.clear()
         self._start = None  # until it is known again: what an interrupt leaves is not given
@@ -137,15 +142,78 @@ def _unacknowledged(messages: ReceivedMessages, skip: Unacknowledged) -> Receive
     return messages.pick([row for row, position in enumerate(messages.positions) if not skip.is_acked(position)])
 
 
+_DAYS = 2
+"""The day in which new messages are read, and one of which others are read again."""
+
+
+class DaysRead:
+    """The partitions that one subscription has last read messages of: they stay on this machine, or are asked for.
+
+    Not thread-safe: the subscription's lock is held around every call.
+    """
+
+    def __init__(self, partitions: PartitionSet, come: Callable[[], object], ask: Callable[[], object]) -> None:
+        """`come` is called, by any thread, when one that was away is there; `ask` has the upkeep fetch one."""
+        self._partitions = partitions
+        self._come = come
+        self._ask = ask
+        self._last: list[Partition] = []
+        self._waits_for: list[Partition] = []
+        self.asked = False
+        """True once one was asked for that was not before, until that is noted."""
+
+    def acquire(self, partition: Partition) -> bool:
+        """Take a lease on a partition; False, and it is asked for: it is away. Raises as `PartitionSet.acquire`."""
+        if not self._last or self._last[-1] is not partition:
+            self._last = [*(each for each in self._last if each is not partition), partition]
+            partition.readers[self] = self._come
+            self._leave_all_but(_DAYS)
+        try:
+            self._partitions.acquire(partition)
+        except DayAway:
+            if partition not in self._waits_for:
+                self._waits_for.append(partition)
+                self.asked = True
+            self._ask()
+            return False
+        if self._waits_for:
+            self._waits_for = [each for each in self._waits_for if each is not partition]
+        return True
+
+    @property
+    def fetching_ms(self) -> int | None:
+        """The start of the first that it waits for; None: it waits for none."""
+        return min((each.start_ms for each in self._waits_for), default=None)
+
+    def _leave_all_but(self, count: int) -> None:
+        while len(self._last) > count:
+            left = self._last[0]
+            left.readers.pop(self, None)
+            self._waits_for = [each for each in self._waits_for if each is not left]
+            del self._last[0]
+
+    def leave(self) -> None:
+        """Read in none any more."""
+        self._leave_all_but(0)
+
+
 OpenView = Callable[[Position, int], SubscriptionView]
 
 
 class DueReader:
     """A dispatcher's LogReader. Not thread-safe: the subscription's lock is held around every call."""
 
-    def __init__(self, reader: MainLogReader, open_view: OpenView, clock: StoreClock, budget: ReadAheadBudget) -> None:
+    def __init__(
+        self,
+        reader: MainLogReader,
+        days: DaysRead,
+        open_view: OpenView,
+        clock: StoreClock,
+        budget: ReadAheadBudget,
+    ) -> None:
         """`open_view` (read position, handed out up to) opens a view on the topic's tracker, made at first need."""
         self._reader = reader
+        self.days = days
         self._ahead = ReadAhead(reader, budget)
         self._open = open_view
         self._clock = clock
@@ -174,7 +242,10 @@ class DueReader:
             due = view.tracker.take(view, start, limit, now_ms, skip)
             found = ReceivedMessages("", "")
             if due:
-                found = self._reader.read_at(due)
+                found, waits = self._reader.read_at(due)
+                if waits is not None:
+                    view.tracker.untake(view, *before)
+                    return _NONE, start
                 rows = {place: row for row, place in enumerate(found.places)}
                 found = found.pick([rows[place] for place in map(place_of, due) if place in rows])
             if len(due) >= limit:
@@ -185,7 +256,7 @@ class DueReader:
             view.tracker.untake(view, *before)
             raise
 
-    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
+    def read_at(self, positions: Sequence[Position]) -> tuple[ReceivedMessages, Position | None]:
         return self._reader.read_at(positions)
 
     def unseen(self, start: Position, limit: Position) -> dict[int, BitMap]:
@@ -219,6 +290,7 @@ class DueReader:
     def close(self) -> None:
         """The last consumer has left: hold nothing in memory for it."""
         self._ahead.clear()
+        self.days.leave()
         if self._view is not None:
             self._closed_at = self._view.done_ms, self._view.done_position
             self._view.tracker.close_view(self._view, self._clock.now_ms())

@@ -1,12 +1,15 @@
-"""Tiers: far days lie in the copy alone, and are fetched before they begin.
+"""Tiers: far days, and days that are over, lie in the copy alone, and are fetched before they are read.
 
 A day goes (partitions/away.py) once the newest manifest has a file of it, and that file, read back, is whole: from then
 on it is the only one. What was appended since is in the rest. Every later manifest names the file as long as the day is
-away, so pruning keeps it. The farthest go first, until the store takes no more than `max_local_bytes`; what was
-appended to an away day goes as a further object. A day that has begun, or is about to, stays.
+away, so pruning keeps it. Days go until the store takes no more than `max_local_bytes`: first those that have closed,
+the last of them first, since subscriptions read from the oldest on; then far ones, the farthest first. What was
+appended to an away day goes as a further object. A day that has begun, or is about to, stays, and so does one in which
+a subscription with consumers is reading (`Partition.readers`).
 
-A day comes `preload_ms`, and a second for each 50 MB, before it begins, and where a call reads its messages. Where it
-cannot be fetched its messages are late, and nothing is lost: it is tried again as any part of the upkeep.
+A day comes `preload_ms`, and a second for each 50 MB, before it begins, and where a call reads its messages. Where a
+subscription gets to it, it is asked for, and the subscription goes on once it is there: no lock is held meanwhile.
+Where it cannot be fetched its messages are late, and nothing is lost: it is tried again as any part of the upkeep.
 
 In a store with a thread of its own another does the work, so that firing never waits for the bucket.
 """
@@ -152,8 +155,10 @@ class Tiers:
             outcomes, self._outcomes = self._outcomes, []
         for part, error in outcomes:
             self._note(part, error, now_ms)
-        self._suspensions.keep("fetch", self._partitions.away.__contains__)
-        due = [each for each in self._away() if self._comes_ms(each) <= now_ms and not self._waits(each, now_ms)]
+        due = [each for each in self._away() if self._comes_ms(each) <= now_ms]
+        self._suspensions.keep("fetch", {each.start_ms for each in due}.__contains__)
+        due = [each for each in due if not self._waits(each, now_ms)]
+        due.sort(key=lambda each: each.state is not PartitionState.OPEN)  # what would fire late comes first
         if self._thread is None:
             for partition in due:
                 self._note(*self._outcome(partition), now_ms)
@@ -180,14 +185,16 @@ class Tiers:
 
     def _away(self) -> list[Partition]:
         found = map(self._partitions.get, sorted(self._partitions.away))
-        return [each for each in found if each is not None and each.away is not None]
+        return [each for each in found if each is not None and each.state is not PartitionState.DELETING]
 
     def _comes_ms(self, partition: Partition) -> int:
-        """When a partition is fetched: never where it is not away, at once where nothing is to be away."""
+        """When a partition is fetched: never where it is here; at once where it is read, or nothing is to be away."""
         if partition.away is None:
             return _NEVER
-        if self._shipping is not None and self._config.max_local_bytes is None:
+        if partition.readers or (self._shipping is not None and self._config.max_local_bytes is None):
             return 0
+        if partition.state is not PartitionState.OPEN:
+            return _NEVER
         return partition.start_ms - self._config.preload_ms - partition.away.size // _BYTES_A_MS
 
     def _waits(self, partition: Partition | None, now_ms: int) -> bool:
@@ -208,9 +215,13 @@ class Tiers:
             if partition is None:
                 self.make_room()
             else:
-                with self._moving:  # what is too much goes afterwards
+                with self._moving:
                     self._fetch(partition)
+                self._look_ms = 0  # what is too much goes afterwards
+                self._upkeep_wake()
         except Exception as error:
+            if partition is not None and not self._partitions.registered(partition):
+                return _part(partition), None  # it was deleted meanwhile
             return _part(partition), error
         return _part(partition), None
 
@@ -259,11 +270,12 @@ class Tiers:
             try:
                 bucket = _bucket_of(away, self._shipping)
                 fetch_pieces(bucket, start_ms, partition.generation, away, staged, self._told)
-                come_back(self._path, self._partitions, partition, staged)
+                come_back(self._path, self._partitions, partition, away, staged)
             finally:
                 discard_tree(staged)
         self.fetched += 1
-        self._look_ms = 0
+        for come in list(partition.readers.values()):
+            come()
         self._upkeep_wake()
 
     def _told(self, size: int) -> None:
@@ -285,17 +297,22 @@ class Tiers:
         most, shipping = self._config.max_local_bytes, self._shipping
         if most is None or shipping is None or not shipping.leads or self.local_bytes() + needed <= most:
             return
-        far = [each for each in self._partitions if each is not beside and self._may_go(each)]
-        far.sort(key=lambda each: (each.away is not None, -each.start_ms))  # whole ones first, of them the farthest
+        going = [each for each in self._partitions if each is not beside and self._may_go(each)]
+        # whole ones first, of them those that are over, and the last of each kind
+        going.sort(key=lambda each: (each.away is not None, each.state is PartitionState.OPEN, -each.start_ms))
         stale = False
-        for partition in far:
+        for partition in going:
             if self._closing or self._wanted:
                 return
-            where = self._where(partition, shipping)
-            if where is None:
-                stale = True
-            elif self._give_back(partition, *where, shipping.bucket) and self.local_bytes() + needed <= most:
-                return
+            try:
+                where = self._where(partition, shipping)
+                if isinstance(where, bool):
+                    stale |= where
+                elif self._give_back(partition, *where, shipping.bucket) and self.local_bytes() + needed <= most:
+                    return
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise  # it was not deleted meanwhile
         newest = shipping.manifest
         if stale and newest is not None and newest.taken_ms + MANIFEST_MS <= self._clock.now_ms():
             shipping.make_manifest()
@@ -307,8 +324,9 @@ class Tiers:
                 return False
             size += partition.away.size
         comes_ms = partition.start_ms - 2 * self._config.preload_ms - size // _BYTES_A_MS
+        is_over = partition.state is PartitionState.CLOSED and not partition.readers
         is_far = partition.state is PartitionState.OPEN and comes_ms > self._clock.now_ms()
-        return is_far and not partition.vacant and partition.start_ms not in self._loaded.logs
+        return (is_far or is_over) and not partition.vacant and partition.start_ms not in self._loaded.logs
 
     def drafted(self, ends: dict[Content, Ends]) -> None:
         """Hear where the logs of partitions end in the files of a manifest that is being made."""
@@ -316,39 +334,48 @@ class Tiers:
         put = () if newest is None else [file.content for file in newest.files]
         self._ends = {content: self._ends[content] for content in put if content in self._ends} | ends
 
-    def _where(self, partition: Partition, shipping: Shipping) -> tuple[Away, Ends] | None:
-        """Where rows of a partition are by the newest manifest, and up to what ends; None: there is nothing new."""
-        manifest = shipping.manifest
+    def _where(self, partition: Partition, shipping: Shipping) -> tuple[int, Away, Ends] | bool:
+        """Where rows of a generation of a partition are by the newest manifest, and up to what ends.
+
+        In place of that: True where another manifest may have them; False where nothing is new since it went.
+        """
+        manifest, generation = shipping.manifest, partition.generation
         if manifest is None or manifest.epoch != shipping.epoch:  # of other places
-            return None
+            return True
         files = [each for each in manifest.files if each.start_ms == partition.start_ms]
         with self._partitions.lease(partition, partial=True), applied_rows(partition.environment) as raw:
             away, bodies = partition.away, body_files(partition.environment.path)
             before = None if away is None else away.applied
+            if before == applied_position(raw):
+                return False
             of_rows = [each for each in files if each.ledger is None and each.after == before]
-            if not of_rows or of_rows[0].generation != partition.generation:
-                return None
+            if not of_rows or of_rows[0].generation != generation:
+                return True
             ends = self._ends.get(of_rows[0].content)
             if ends is None and of_rows[0].applied == applied_position(raw):
                 ends = Ends.of(raw, partition.name)
         at = {each.ledger: each for each in files if each.ledger is not None}
         named = [at[ledger_id] for ledger_id in bodies if ledger_id in at]
         if ends is None or len(named) < len(bodies):
-            return None
+            return True
         pieces = [Piece(each.name, each.size, each.crc, each.applied, each.ledger) for each in (*named, of_rows[0])]
-        return Away(shipping.bucket.url, (*(() if away is None else away.pieces), *pieces)), ends
+        return generation, Away(shipping.bucket.url, (*(() if away is None else away.pieces), *pieces)), ends
 
-    def _give_back(self, partition: Partition, away: Away, ends: Ends, bucket: Bucket) -> bool:
+    def _give_back(self, partition: Partition, generation: int, away: Away, ends: Ends, bucket: Bucket) -> bool:
         known = () if partition.away is None else partition.away.pieces
         if not all(self._is_whole(bucket, piece) for piece in away.pieces if piece not in known):
             return False
         try:
-            if not give_back(self._path, self._partitions, partition, away, ends):
+            if not give_back(self._path, self._partitions, partition, generation, away, ends):
                 return False
         except (CorruptEntry, DamagedStore) as error:  # a day whose logs cannot be read stays where it is
+            if not self._partitions.registered(partition):
+                raise
             _log.error("%s: %s is not given back: %s", self._path, partition.name, error)
             return False
         self.given_back += 1
+        if partition.readers:  # since it was chosen
+            self._upkeep_wake()
         return True
 
     def _is_whole(self, bucket: Bucket, piece: Piece) -> bool:

@@ -15,10 +15,11 @@ import numpy as np
 from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
-from duelog.delivery.due_reader import DueReader, ReadAheadBudget
+from duelog.delivery.due_reader import DaysRead, DueReader, ReadAheadBudget
 from duelog.markers.lookup import count_scheduled, find_partition, furthest_due_ms, marker_target, read_entry, scheduled
 from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import SubscriptionView, TopicDelayTracker
+from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import Storage
 from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
@@ -38,31 +39,39 @@ _DUE = attrgetter("due_ms")
 class InlineMessages:
     """Reads the main logs of one open store. Thread-safe.
 
-    `_unreadable` quarantines an entry.
+    `_unreadable` quarantines an entry. `_ask` has the upkeep look for days that are read, and away.
     """
 
     _storage: Storage
     _clock: StoreClock
     _flusher: AckFlusher
     _unreadable: Callable[[CorruptEntry], object]
+    _ask: Callable[[], object]
     read_ahead: ReadAheadBudget = field(default_factory=ReadAheadBudget, init=False)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def reader(self, topic: TopicState, subscription: SubscriptionState) -> DueReader:
-        plain = self._plain(topic, subscription.name, self._unreadable, subscription.gone.extend)
+        days = DaysRead(self._storage.partitions, topic.changed, self._ask)
+        plain = self._plain(topic, subscription.name, self._unreadable, subscription.gone.extend, days.acquire)
 
         def open_view(position: Position, done_ms: int) -> SubscriptionView:
             return topic.track(lambda: self._new_tracker(topic), position, done_ms)
 
-        return DueReader(plain, open_view, self._clock, self.read_ahead)
+        return DueReader(plain, days, open_view, self._clock, self.read_ahead)
 
     def onlooker(self, topic: TopicState, subscription: str = "") -> MainLogReader:
         """Make a reader of the main log that has no side effects: it passes over entries that are unreadable or gone.
 
-        So it needs no lock: entries that are trimmed while it reads are passed over too.
+        So it needs no lock: entries that are trimmed while it reads are passed over too. It waits for days that are
+        away: reading raises as `PartitionSet.at_hand`.
         """
-        return self._plain(topic, subscription, _ignore, _ignore)
+
+        def acquire(partition: Partition) -> bool:
+            self._storage.partitions.take(partition)
+            return True
+
+        return self._plain(topic, subscription, _ignore, _ignore, acquire)
 
     def _plain(
         self,
@@ -70,6 +79,7 @@ class InlineMessages:
         subscription: str,
         unreadable: Callable[[CorruptEntry], object],
         gone: Callable[[list[Position]], object],
+        acquire: Callable[[Partition], bool],
     ) -> MainLogReader:
         return MainLogReader(
             self._storage.main,
@@ -80,6 +90,7 @@ class InlineMessages:
             span_ms=self._storage.config.partition_ms,
             quarantine=unreadable,
             gone=gone,
+            acquire=acquire,
         )
 
     def _new_tracker(self, topic: TopicState) -> TopicDelayTracker:

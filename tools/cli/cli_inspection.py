@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...partitions.timespan import directory_name
 from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
 from .. import output as out
@@ -61,7 +62,7 @@ _REPLICA_FIGURES = tuple(f"replica_{each}" for each in ("lag_ms", "lag_bytes", "
 
 _TOPIC_FIGURES = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")
 _SUBSCRIPTION_FIGURES = ("name", "backlog", "mark_delete", "consumers", "unacknowledged", "redelivering",
-                         "dead_lettered", "paused")  # fmt: skip
+                         "dead_lettered", "fetching_ms", "paused")  # fmt: skip
 
 
 def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +123,16 @@ def _topic_stats(topic: dict[str, Any]) -> None:
     out.write_line("")
     columns = ("subscription", ">backlog", "mark-delete", ">consumers", ">unacknowledged", ">redelivering",
                ">dead-lettered", "")  # fmt: skip
-    cells = [(*list(each.values())[:-1], "paused" if each["paused"] else None) for each in topic["subscriptions"]]
+    cells = [(*list(each.values())[:-2], _state(each)) for each in topic["subscriptions"]]
     out.write_table(f"subscriptions: {len(cells):,}", columns, cells)
+
+
+def _state(subscription: Mapping[str, Any]) -> str | None:
+    """Return why a subscription gets nothing; None: it is not known that it does not."""
+    if subscription["paused"]:
+        return "paused"
+    fetching_ms = subscription["fetching_ms"]
+    return None if fetching_ms is None else f"fetching {directory_name(fetching_ms)}"
 
 
 @app.command("partitions")

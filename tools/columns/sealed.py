@@ -102,7 +102,7 @@ def open_main_to_read(store: Path) -> Iterator[tuple[Identity, Environment]]:
 def sealed_generations(store: Path) -> list[Sealed]:
     """The sealed generations of a store by start, from one read transaction of the catalog.
 
-    Raises DamagedStore for a registered one whose file is not there.
+    Raises DamagedStore for a registered one whose file is not there, DayAway where it is in the copy.
     """
     return read_sealed(store, lambda _raw, _identity, generations: generations)
 
@@ -131,6 +131,7 @@ def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> lis
     closed = [Sealed.of(store, *row) for row in partitions if row[1].state is PartitionState.CLOSED]
     for sealed in closed:
         if not sealed.file_bytes:
+            sealed.refuse_away()
             raise DamagedStore(sealed.path, "is registered in the catalog, and is missing")
     return closed
 

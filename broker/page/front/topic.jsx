@@ -1,7 +1,7 @@
 // One topic: when its messages are due, who receives them, what it sends by itself, what is in force for it.
 
 import { link } from "./address.js";
-import { ago, bytes, count, duration, number, time, topicName } from "./format.js";
+import { ago, bytes, count, day, duration, number, time, topicName } from "./format.js";
 import { SendOne } from "./messages.jsx";
 import { Timelines, useTimelines } from "./overview.jsx";
 import { Answer, Ask, Figure, Table } from "./parts.jsx";
@@ -49,7 +49,7 @@ export function Topic({ name }) {
 function Subscriptions({ topic, rows }) {
   const columns = [
     { title: "Subscription", key: "name", wrap: true },
-    { title: "Type", key: "type", show: ({ type, paused }) => <>{type ?? "–"}{paused && <span class="tag">paused</span>}</> },
+    { title: "Type", key: "type", show: ({ type, paused, fetching_ms }) => <>{type ?? "–"}{paused && <span class="tag">paused</span>}{fetching_ms != null && <span class="tag" title={`${day(fetching_ms)} comes from the copy`}>fetching</span>}</> },
     { title: "Consumers", key: "consumers", number },
     { title: "Backlog", key: "backlog", number },
     { title: "Handed out", key: "unacknowledged", number },

@@ -216,6 +216,15 @@ class DispatcherMachine(RuleBasedStateMachine):
     def damage(self, data: st.DataObject) -> None:
         self.log.unreadable.add(data.draw(st.sampled_from(self.log.positions())))
 
+    @precondition(lambda self: self.log.positions())
+    @rule(data=st.data())
+    def go_away(self, data: st.DataObject) -> None:
+        self.log.away.add(data.draw(st.sampled_from(self.log.positions())))
+
+    @rule()
+    def come_back(self) -> None:
+        self.log.away.clear()
+
     @invariant()
     def agrees(self) -> None:
         twin, dispatcher = self.twin, self.dispatcher
@@ -239,6 +248,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         if not hasattr(self, "twin"):
             return
         self.now_ms += 1_000
+        self.come_back()
         if not self.twin.consumers:
             self.add_consumer()
         left = {p for p in self.log.positions() if p not in self.twin.acked and self.log.readable(p)}

@@ -40,6 +40,8 @@ class Log(Ledgers):
         super().__init__({})
         self.keys = keys
         self.unreadable: set[Position] = set()
+        self.away: set[Position] = set()
+        """Positions whose messages are not on this machine: reading ends before them."""
         self.fails = False
         self.reads = 0
 
@@ -63,6 +65,8 @@ class Log(Ledgers):
         self._touch()
         found: list[ReceivedMessage] = []
         for position in self.positions():
+            if position >= start and position in self.away and not skip.is_acked(position):
+                return columns(found), position
             if position >= start and self.readable(position) and not skip.is_acked(position):
                 found.append(self.message(position))
                 if len(found) == max_entries:
@@ -73,10 +77,12 @@ class Log(Ledgers):
         """Nothing is passed over."""
         return {}
 
-    def read_at(self, positions: Sequence[Position]) -> ReceivedMessages:
+    def read_at(self, positions: Sequence[Position]) -> tuple[ReceivedMessages, Position | None]:
         self._touch()
         assert list(positions) == sorted(set(positions))
-        return columns([self.message(position) for position in positions if self.readable(position)])
+        limit = next((position for position in positions if position in self.away), None)
+        there = positions if limit is None else positions[: positions.index(limit)]
+        return columns([self.message(position) for position in there if self.readable(position)]), limit
 
     def _touch(self) -> None:
         self.reads += 1
@@ -163,6 +169,9 @@ class Twin:
         while True:
             asked = self.peek(consumer_id, count)
             room = count - len(asked)
+            if away := [position for position in asked if position in self.log.away]:
+                asked = asked[: asked.index(away[0])]
+                room = 0 if self.kind in ("exclusive", "failover") else count - len(asked)
             if self.kind == "key_shared":
                 room = min(room, self.max_kept_back - len(self.kept_back))
             batch = [self.hand_out(at, consumer_id, now_ms) for at in asked if self.log.readable(at)]
@@ -171,6 +180,9 @@ class Twin:
                     self.forget(position)
             before = self.read_position
             for position in self.log.positions() if room > 0 else ():
+                if position >= before and position in self.log.away - self.acked:
+                    self.read_position = position
+                    break
                 if position >= before and self.log.readable(position) and position not in self.acked:
                     self.read_position = Position(position.ledger_id, position.entry_id + 1)
                     key = self.key(position)
