@@ -412,8 +412,11 @@ class Subscription:
         batch, again_ms = self.poll_columns(max_messages)
         return batch.to_list(), again_ms
 
-    def poll_columns(self, max_messages: int = 1) -> tuple[ReceivedMessages, int | None]:
-        """Poll without making an object for each message; `ack` takes the columns, or any part of them. See `poll`."""
+    def poll_columns(self, max_messages: int = 1, *, fetches: bool = False) -> tuple[ReceivedMessages, int | None]:
+        """Poll without making an object for each message; `ack` takes the columns, or any part of them. See `poll`.
+
+        fetches: fetch a day that is in the copy alone, and wait for that, in place of returning none of its messages.
+        """
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
         engine = self._engine
@@ -434,9 +437,19 @@ class Subscription:
                 return batch, None
             if batch is not None or more:  # what was due went elsewhere; fired for another topic, or still loading
                 continue
+            if fetches and self._fetch():
+                continue
             if stopped is not None:
                 raise stopped
             return _NONE, min((ms for ms in (again_ms, due_ms) if ms is not None), default=None)
+
+    def _fetch(self) -> bool:
+        """Fetch the days that reading has ended before; False: there is none. Raises as `PartitionSet.at_hand`."""
+        with self._state.lock:
+            away = [] if self._state.reader is None else self._state.reader.days.take_awaited()
+        for partition in away:
+            self._engine.storage.partitions.at_hand(partition)
+        return bool(away)
 
     def _check_usable(self) -> None:
         self._engine.check_writable()

@@ -140,7 +140,7 @@ def last_entry(topic: Topic, known: LastEntry | None) -> LastEntry:
     if known is not None and known.position == position:
         return known
     with topic.reader(position) as reader:
-        messages, _ = reader.poll_columns(1)
+        messages, _ = reader.poll_columns(fetches=True)
     batch_index = -1
     if messages and messages.positions[0] == position:
         with suppress(CorruptRecord):

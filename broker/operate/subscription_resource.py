@@ -283,7 +283,7 @@ def _is_last(topic: Topic, position: MessageId, in_batch: int) -> bool:
     if in_batch < 0:
         return True
     with topic.reader(position) as reader:
-        messages, _ = reader.poll_columns(1)
+        messages, _ = reader.poll_columns(fetches=True)
     if not messages or messages.positions[0] != position:
         return True
     try:

@@ -289,7 +289,7 @@ class TopicResource:
 
         def work() -> MessageId | None:
             with topic.reader(PublishedAt(time_ms)) as reader:
-                messages, _ = reader.poll_columns(1)
+                messages, _ = reader.poll_columns(fetches=True)
                 return messages.positions[0] if messages else None
 
         found = await self._workers(work)
@@ -320,7 +320,7 @@ class TopicResource:
         def work() -> Reply | None:
             with suppress(InvalidArgument):  # an id that is none of the main log's
                 with topic.reader(message_id) as reader:
-                    messages, _ = reader.poll_columns(1)
+                    messages, _ = reader.poll_columns(fetches=True)
                 if messages and messages.positions[0] == message_id:
                     return reply_of(messages[0], message_id)
             stored = topic.get(message_id)
@@ -338,7 +338,7 @@ def _last_of(topic: Topic, start: SeekTarget, keep: int, most: int | None = None
     read = 0
     with topic.reader(start) as reader:
         while most is None or read < most:
-            messages, _ = reader.poll_columns(_AT_ONCE if most is None else min(_AT_ONCE, most - read))
+            messages, _ = reader.poll_columns(_AT_ONCE if most is None else min(_AT_ONCE, most - read), fetches=True)
             if not messages:
                 break
             reader.ack(messages)

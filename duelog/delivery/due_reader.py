@@ -168,22 +168,27 @@ class DaysRead:
             self._last = [*(each for each in self._last if each is not partition), partition]
             partition.readers[self] = self._come
             self._leave_all_but(_DAYS)
+        was_asked = partition in self._waits_for
+        if was_asked:
+            self._waits_for.remove(partition)
         try:
             self._partitions.acquire(partition)
         except DayAway:
-            if partition not in self._waits_for:
-                self._waits_for.append(partition)
-                self.asked = True
+            self._waits_for.append(partition)
+            self.asked |= not was_asked
             self._ask()
             return False
-        if self._waits_for:
-            self._waits_for = [each for each in self._waits_for if each is not partition]
         return True
 
     @property
     def fetching_ms(self) -> int | None:
         """The start of the first that it waits for; None: it waits for none."""
         return min((each.start_ms for each in self._waits_for), default=None)
+
+    def take_awaited(self) -> list[Partition]:
+        """Return those that it waits for; the caller fetches them."""
+        awaited, self._waits_for = self._waits_for, []
+        return awaited
 
     def _leave_all_but(self, count: int) -> None:
         while len(self._last) > count:
@@ -284,6 +289,7 @@ class DueReader:
 
     def rewind(self, position: Position) -> None:
         self._ahead.clear()
+        self.days.leave()
         if self._view is not None:
             self._view.tracker.rewind(self._view, position)
 

@@ -289,7 +289,11 @@ class Tiers:
         return size_bytes(self._path / "main") + size_bytes(self._path / "partitions")
 
     def make_room(self) -> None:
-        """Give days back until the store takes no more than `max_local_bytes`, as far as there are any."""
+        """Give days back until the store takes no more than `max_local_bytes`, as far as there are any.
+
+        Raises ReplicaDamaged for one whose object is not whole, once others have gone; ReplicaUnreachable, StoreFull,
+        StoreFailed.
+        """
         with self._moving:
             self._make_room(0)
 
@@ -300,7 +304,7 @@ class Tiers:
         going = [each for each in self._partitions if each is not beside and self._may_go(each)]
         # whole ones first, of them those that are over, and the last of each kind
         going.sort(key=lambda each: (each.away is not None, each.state is PartitionState.OPEN, -each.start_ms))
-        stale = False
+        stale, damaged = False, None
         for partition in going:
             if self._closing or self._wanted:
                 return
@@ -310,12 +314,16 @@ class Tiers:
                     stale |= where
                 elif self._give_back(partition, *where, shipping.bucket) and self.local_bytes() + needed <= most:
                     return
+            except ReplicaDamaged as error:  # others may go
+                damaged = damaged or error
             except DamagedStore:
                 if self._partitions.registered(partition):
                     raise  # it was not deleted meanwhile
         newest = shipping.manifest
         if stale and newest is not None and newest.taken_ms + MANIFEST_MS <= self._clock.now_ms():
             shipping.make_manifest()
+        if damaged is not None:
+            raise damaged
 
     def _may_go(self, partition: Partition) -> bool:
         size = size_bytes(partition.path)

@@ -6,19 +6,31 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, PublishedAt, StoreConfig, Subscription
+from duelog import (
+    DelayedStore,
+    ManualClock,
+    Message,
+    MessageId,
+    PublishedAt,
+    ReceivedMessage,
+    StoreConfig,
+    Subscription,
+)
 from duelog.cleanup.compaction import hand_over, stage_generation
+from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import DayAway, ReplicaUnreachable
 from duelog.partitions.partition import Partition
 from duelog.replica.tiers import Tiers
 from duelog.store.codec.format import PartitionState
 from tests.cleanup.compacting import plan_compaction
-from tests.conftest import OpenStore, present
+from tests.conftest import START_MS, OpenStore, present
 from tests.duelog.replica.faulty import FaultyBucket
 from tests.duelog.replica.test_tiers import CONFIG, DAY_MS, _small, away, passed, reasons, settle, tiers_of
+from tests.proof import length
 from tests.tools.command_line import ok, run
 
 __all__ = ["_small"]
@@ -147,6 +159,12 @@ def test_calls_beside_the_readers_fetch_what_they_read_and_no_more(
         reader.seek("earliest")
         assert reader.ack(first.message_id) == 1
         assert taken(reader) == texts(1)[1:]
+    settle(store)
+    with topic.reader("earliest") as onlooker:
+        tiers._thread = threading.current_thread()  # as if another thread fetched what is asked for
+        assert onlooker.poll_columns()[0].payloads == []
+        assert onlooker.poll_columns(fetches=True)[0].payloads == [b"1 0"]
+        tiers._thread = None
 
 
 def test_what_retention_alone_keeps_is_deleted_without_coming_back(
@@ -326,3 +344,113 @@ def test_a_restart_in_the_middle_of_a_day_goes_on_there(
     store = open_store(config=replace(CONFIG, replica=None, max_local_bytes=None))
     with store.topic("t").subscribe("s") as reader:
         assert [taken(reader), taken(reader), taken(reader)] == [texts(1)[4:], texts(2), texts(3)]
+
+
+STORIES = length("DUELOG_CLOSED_DAYS", 6, 200)
+TYPES: tuple[SubscriptionType, ...] = ("exclusive", "shared", "key_shared")
+
+
+class Readers:
+    """A store whose days go whenever they may, its subscriptions of all types with consumers, and their twin."""
+
+    def __init__(self, path: Path, bucket: FaultyBucket, seed: int) -> None:
+        self.path, self.bucket, self.random, self.clock = path, bucket, Random(seed), ManualClock(START_MS)
+        self.due: dict[bytes, int] = {}
+        self.left: dict[str, set[bytes]] = {kind: set() for kind in TYPES}
+        self.last: dict[tuple[str, str | None], MessageId] = {}
+        """By subscription and key, the message that was handed out last as new."""
+        self.counts = {"given back": 0, "fetched": 0, "away": 0}
+        self.open()
+
+    def open(self) -> None:
+        """Open the store, and attach consumers; a second one where a subscription may have it."""
+        self.last.clear()
+        self.store = DelayedStore.open(self.path, CONFIG, clock=self.clock)
+        topic = self.store.topic("t")
+        self.consumers = [topic.subscribe(kind, type=kind) for kind in (*TYPES, *TYPES[1:])]
+        self.held: dict[Subscription, list[ReceivedMessage]] = {each: [] for each in self.consumers}
+
+    def reopen(self) -> None:
+        """Close the store, whatever the bucket does, and open it again."""
+        self.counts["given back"] += tiers_of(self.store).given_back
+        self.counts["fetched"] += tiers_of(self.store).fetched
+        self.store.close()
+        self.open()
+
+    def send(self) -> None:
+        """A batch, to several of the next hours."""
+        batch = []
+        for _ in range(self.random.randint(1, 12)):
+            text, key = b"%d" % len(self.due), self.random.choice((None, "a", "b"))
+            due_ms = self.due[text] = self.clock.now_ms() + self.random.randrange(1, 5 * DAY_MS)
+            batch.append(Message(text, deliver_at=due_ms, key=key))
+            for left in self.left.values():
+                left.add(text)
+        self.store.topic("t").send_batch(batch)
+
+    def receive(self) -> None:
+        """What one consumer gets now is due, not acknowledged, and new messages are in the order of its type."""
+        consumer = self.random.choice(self.consumers)
+        for message in consumer.receive(self.random.choice((1, 5, 100)), timeout=0):
+            kind = consumer.type
+            assert message.payload in self.left[kind]
+            assert message.due_ms == self.due[message.payload] <= self.clock.now_ms()
+            if not message.redelivery_count and kind != "shared" and (kind == "exclusive" or message.key is not None):
+                order = kind, None if kind == "exclusive" else message.key
+                assert message.position > self.last.get(order, MessageId(0, 0))
+                self.last[order] = message.position
+            self.held[consumer].append(message)
+
+    def settle_some(self) -> None:
+        """A consumer acknowledges some of what it holds, and gives the rest back."""
+        consumer = self.random.choice(self.consumers)
+        held, self.held[consumer] = self.held[consumer], []
+        done = [message for message in held if self.random.random() < 0.6]
+        assert consumer.ack(done) == len(done)
+        self.left[consumer.type] -= {message.payload for message in done}
+        consumer.nack([message for message in held if message not in done], delay=self.random.choice((0, 7_200)))
+
+    def step(self) -> None:
+        """Do one thing."""
+        match self.random.randrange(10):
+            case 0 | 1:
+                self.send()
+            case 2 | 3:
+                self.clock.advance(self.random.choice((1_000, DAY_MS // 2, DAY_MS)))
+                self.store.tick()
+            case 4 | 5 | 6:
+                self.receive()
+            case 7:
+                self.settle_some()
+            case 8 if not self.bucket.is_down:
+                settle(self.store)
+                self.counts["away"] += len(away(self.store))
+            case _ if self.random.random() < 0.4:
+                self.bucket.is_down = not self.bucket.is_down
+            case _ if not self.bucket.is_down:
+                self.reopen()
+
+
+@pytest.mark.series
+@pytest.mark.parametrize("seed", range(STORIES))
+def test_readers_of_days_that_go_and_come_are_as_their_twins(seed: int, bucket: FaultyBucket, tmp_path: Path) -> None:
+    """Consumers of each type that stay, while the bucket goes down and up: each message comes until acknowledged."""
+    readers = Readers(tmp_path / "store", bucket, seed)
+    for _ in range(150):
+        readers.step()
+    bucket.is_down = False
+    for _ in range(12):
+        settle(readers.store)
+        readers.clock.advance(DAY_MS)
+        readers.store.tick()
+        for consumer in readers.consumers:
+            readers.held[consumer] = []
+            while messages := consumer.receive(100, timeout=0):
+                readers.left[consumer.type] -= {message.payload for message in messages}
+                consumer.ack(messages)
+            consumer.nack_all()
+    assert readers.left == {kind: set() for kind in TYPES}
+    readers.reopen()
+    assert min(readers.counts.values()) > 3
+    assert list(readers.store.check(deep=True)) == []
+    readers.store.close()
