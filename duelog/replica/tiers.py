@@ -7,9 +7,10 @@ the last of them first, since subscriptions read from the oldest on; then far on
 appended to an away day goes as a further object. A day that has begun, or is about to, stays, and so does one in which
 a subscription with consumers is reading (`Partition.readers`).
 
-A day comes `preload_ms`, and a second for each 50 MB, before it begins, and where a call reads its messages. Where a
-subscription gets to it, it is asked for, and the subscription goes on once it is there: no lock is held meanwhile.
-Where it cannot be fetched its messages are late, and nothing is lost: it is tried again as any part of the upkeep.
+A day comes `preload_ms`, and a second for each 50 MB, before it begins: at once, whatever there is. Others come once
+there is room for them: where a call reads messages of one, and where a subscription gets to it, which asks for it, and
+goes on once it is there: no lock is held meanwhile. Where it cannot be fetched its messages are late, and nothing is
+lost: it is tried again as any part of the upkeep.
 
 In a store with a thread of its own another does the work, so that firing never waits for the bucket.
 """
@@ -21,6 +22,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
@@ -214,11 +216,13 @@ class Tiers:
         try:
             if partition is None:
                 self.make_room()
-            else:
+            elif partition.state is PartitionState.OPEN:
                 with self._moving:
                     self._fetch(partition)
                 self._look_ms = 0  # what is too much goes afterwards
                 self._upkeep_wake()
+            else:
+                self.fetch(partition)
         except Exception as error:
             if partition is not None and not self._partitions.registered(partition):
                 return _part(partition), None  # it was deleted meanwhile
@@ -257,7 +261,8 @@ class Tiers:
         """
         with self._moving:
             if partition.away is not None:
-                self._make_room(partition.away.size, beside=partition)
+                with suppress(ReplicaDamaged):  # of another day, which stays then
+                    self._make_room(partition.away.size, beside=partition)
                 self._fetch(partition)
 
     def _fetch(self, partition: Partition) -> None:
@@ -295,35 +300,43 @@ class Tiers:
         StoreFailed.
         """
         with self._moving:
-            self._make_room(0)
+            stale = self._make_room(0)
+        shipping = self._shipping
+        newest = None if shipping is None else shipping.manifest
+        if stale and shipping and newest and newest.taken_ms + MANIFEST_MS <= self._clock.now_ms():
+            shipping.make_manifest()
 
-    def _make_room(self, needed: int, beside: Partition | None = None) -> None:
+    def _make_room(self, needed: int, beside: Partition | None = None) -> bool:
+        """Return whether a new manifest would have more that may go. Raises as `make_room`."""
         most, shipping = self._config.max_local_bytes, self._shipping
         if most is None or shipping is None or not shipping.leads or self.local_bytes() + needed <= most:
-            return
+            return False
         going = [each for each in self._partitions if each is not beside and self._may_go(each)]
         # whole ones first, of them those that are over, and the last of each kind
         going.sort(key=lambda each: (each.away is not None, each.state is PartitionState.OPEN, -each.start_ms))
         stale, damaged = False, None
         for partition in going:
-            if self._closing or self._wanted:
-                return
+            if self._is_called:
+                return False
             try:
                 where = self._where(partition, shipping)
                 if isinstance(where, bool):
                     stale |= where
                 elif self._give_back(partition, *where, shipping.bucket) and self.local_bytes() + needed <= most:
-                    return
+                    return False
             except ReplicaDamaged as error:  # others may go
                 damaged = damaged or error
             except DamagedStore:
                 if self._partitions.registered(partition):
                     raise  # it was not deleted meanwhile
-        newest = shipping.manifest
-        if stale and newest is not None and newest.taken_ms + MANIFEST_MS <= self._clock.now_ms():
-            shipping.make_manifest()
         if damaged is not None:
             raise damaged
+        return stale
+
+    @property
+    def _is_called(self) -> bool:
+        """True where giving back is to end: the store closes, or a day is to come that would fire late."""
+        return self._closing or any(each.state is PartitionState.OPEN for each in self._wanted)
 
     def _may_go(self, partition: Partition) -> bool:
         size = size_bytes(partition.path)
@@ -397,7 +410,7 @@ class Tiers:
         size = crc = 0
         for content in pieces:
             size, crc = size + len(content), crc32(content, crc)
-            if self._closing or self._wanted:
+            if self._is_called:
                 return False
         if (size, crc) != (piece.size, piece.crc):
             raise ReplicaDamaged(bucket.url, piece.name, "does not match the manifest's checksum")

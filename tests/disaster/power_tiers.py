@@ -1,9 +1,9 @@
-"""Power cuts amid days that are given back to the copy, take sends there, go again and are fetched.
+"""Power cuts amid days that are given back to the copy, take sends there, go again, are fetched to fire and to be read.
 
     python -m tests.disaster.power_cut power_tiers [--states 500] [--mutant gone_before_the_rest]
 
 The copy lies beside the recorded directory, and outlives every cut. On each disk that a cut could have left, every
-message that was said to be sent, and not said to be cancelled, is delivered once, and none early.
+message that was said to be sent, and not said to be cancelled or acknowledged, is delivered once, and none early.
 """
 
 import functools
@@ -52,6 +52,12 @@ def work(path: Path, seed: int, durability: SendDurability) -> None:
                 say("cancelling", texts[0])
                 topic.cancel(ids[0])
                 say("cancelled", texts[0])
+            if step % 6 == 5:
+                with topic.subscribe("s") as consumer:
+                    messages = consumer.receive(source.randrange(1, 8), timeout=0)
+                    say("acknowledging", taken := [message.payload.decode() for message in messages])
+                    consumer.ack(messages, durable=True)
+                    say("acknowledged", taken)
             if step % 3 == 2:
                 engine = store._engine
                 engine.writer().apply_all()
@@ -74,8 +80,9 @@ class Told(Facts):
         self.settings = {"partition_ms": SPAN_MS}
         self.due: dict[str, int] = {}
         self.sent: set[str] = set()
-        self.cancelling: set[str] = set()
-        self.cancelled: set[str] = set()
+        self.removing: set[str] = set()
+        self.removed: set[str] = set()
+        """Cancelled, or acknowledged."""
 
     def take(self, fact: list[Any]) -> None:
         match fact:
@@ -84,9 +91,13 @@ class Told(Facts):
             case ["sent", texts]:
                 self.sent.update(texts)
             case ["cancelling", text]:
-                self.cancelling.add(text)
+                self.removing.add(text)
             case ["cancelled", text]:
-                self.cancelled.add(text)
+                self.removed.add(text)
+            case ["acknowledging", texts]:
+                self.removing.update(texts)
+            case ["acknowledged", texts]:
+                self.removed.update(texts)
             case ["clock", ms]:
                 self.now_ms = ms
 
@@ -97,15 +108,15 @@ class Told(Facts):
         with topic.subscribe("s") as consumer:
             for _ in range(8):
                 store.tick()
-                messages = consumer.receive(10_000, timeout=0)
-                consumer.ack(messages)
-                got.update(message.payload.decode() for message in messages)
-                found += [f"{each.payload!r} is early" for each in messages if each.due_ms > clock.now_ms()]
-                found += [f"{each.payload!r} has another due time" for each in messages
-                          if each.due_ms != self.due.get(each.payload.decode())]  # fmt: skip
+                while messages := consumer.receive(10_000, timeout=0):
+                    consumer.ack(messages)
+                    got.update(message.payload.decode() for message in messages)
+                    found += [f"{each.payload!r} is early" for each in messages if each.due_ms > clock.now_ms()]
+                    found += [f"{each.payload!r} has another due time" for each in messages
+                              if each.due_ms != self.due.get(each.payload.decode())]  # fmt: skip
                 clock.advance(SPAN_MS)
         for text in self.due:
-            least, most = text in self.sent - self.cancelling and not relaxed, text not in self.cancelled
+            least, most = text in self.sent - self.removing and not relaxed, text not in self.removed
             if not least <= got[text] <= most:
                 found.append(f"{text} was delivered {got[text]} times")
         return found

@@ -71,7 +71,7 @@ def test_durability_none_loses_to_a_power_cut() -> None:
     [
         ("power_letters", "commit", 0.33, {"sent", "taken", "failed", "requeued", "clock"}),
         ("power_keys", "commit", 0.25, {"try", "done", "not", "clock"}),
-        ("power_tiers", "commit", 0.25, {"sent", "cancelled", "clock", "hit"}),
+        ("power_tiers", "commit", 0.25, {"sent", "cancelled", "acknowledged", "clock", "hit"}),
         pytest.param("power_keys", "relaxed", 0.1, {"try", "done", "not", "clock"}, marks=pytest.mark.proof),
         ("power_schedules", "commit", 0.2, {"try", "done", "clock"}),
         pytest.param("power_schedules", "relaxed", 0.1, {"try", "done", "clock"}, marks=pytest.mark.proof),
