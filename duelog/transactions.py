@@ -330,6 +330,8 @@ class Transaction:
             (topic := engine.topics.get(each.topic), sent_key(topic.topic_id, each.key), each)
             for each in self._cancelled_keys.values()
         ]
+        if engine.storage.partitions.away:
+            self._fetch([(topic, key) for topic, key, _ in cancelled])
         held.enter_context(engine.pending.keys.locks([*keys.values(), *(key for _, key, _ in cancelled)]))
         held.enter_context(engine.delivery.firing.gate.reading())
         if self._acks:
@@ -348,6 +350,17 @@ class Transaction:
         else:
             self._send(prepared, topics, owners, now_ms)
         return prepared
+
+    def _fetch(self, keys: Sequence[tuple[TopicState, bytes]]) -> None:
+        """Fetch the days that operations read: firing waits for who holds the gate, and never for the bucket."""
+        topics, pending = self._engine.topics, self._engine.pending
+        for name, cancels in self._cancels.items():
+            pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in cancels])
+        for topic, key in keys:
+            if (record := pending.keys.record(key)) is not None:
+                pending.topic_withdrawals.fetch(topic, [record.message_id])
+        for name, asked in self._reschedules.items():
+            pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
     def _acknowledge(self, prepared: _Prepared) -> None:
         by_subscription: dict[tuple[str, str], list[Ack]] = {}

@@ -40,6 +40,10 @@ class Withdrawals:
     _clock: Clock
     _entries: PendingEntries
 
+    def fetch(self, log: ManagedLedger, ids: Sequence[MessageId], *, bodies: bool) -> None:
+        """Have what the units of work read be on this machine; as each does, but before the caller holds anything."""
+        self._entries.fetch(log, ids, bodies=bodies)
+
     @contextmanager
     def cancelling(
         self, log: ManagedLedger, ids: Sequence[MessageId], *, keyed: bool = False, known: Partition | None = None

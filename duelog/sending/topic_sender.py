@@ -316,6 +316,10 @@ class TopicWithdrawals:
         self._has_keys = has_keys
         self._listeners = listeners
 
+    def fetch(self, topic: TopicState, message_ids: Sequence[AnyId], *, moved: bool = False) -> None:
+        """Fetch what is away and cancelling messages reads, or moving them. The firing gate is not held."""
+        self._withdrawals.fetch(topic.log, _checked(message_ids), bodies=moved or self._has_keys(topic))
+
     def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages and return the outcome of each."""
         with self.cancelling(topic, message_ids) as work:

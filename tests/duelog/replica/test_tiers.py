@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from duelog.replica.set_aside import read_aside
 from duelog.replica.tiers import Tiers
 from duelog.store.files import failpoints
 from duelog.store.wal import write_batch
-from tests.conftest import OpenStore, applied, present
+from tests.conftest import OpenStore, applied, in_threads, present
 from tests.duelog.busy_store import BEFORE, COPY, BusyStore, OtherProcess, assert_is, saying_where
 from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
@@ -163,6 +164,37 @@ def passed(store: DelayedStore, clock: ManualClock, hours: int) -> TickResult:
 def reasons(result: TickResult) -> str:
     """Why parts of the upkeep are suspended."""
     return "; ".join(f"{each}: {each.reason}" for each in result.suspended)
+
+
+def test_a_transaction_fetches_a_day_before_firing_has_to_wait_for_it(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the gate of firing meanwhile: nothing of the whole store fired."""
+    store = open_store(config=CONFIG)
+    topic, free = store.topic("t"), list[bool]()
+    moved = topic.send(b"moved", deliver_after=5 * 3600)
+    cancelled = topic.send(b"cancelled", deliver_after=7 * 3600, dedup_key="a")
+    topic.send(b"of a key", deliver_after=9 * 3600, dedup_key="b", dedup_for=3600)
+    settle(store)
+    assert len(away(store)) == 3
+
+    def download(name: str, download: Any = bucket.download) -> Iterator[bytes] | None:
+        def look() -> None:
+            with store._engine.delivery.firing.gate.alone_at_once() as alone:
+                free.append(alone)
+
+        in_threads([look])
+        pieces: Iterator[bytes] | None = download(name)
+        return pieces
+
+    monkeypatch.setattr(bucket, "download", download)
+    monkeypatch.setattr(tiers_of(store), "_config", replace(CONFIG, max_local_bytes=1 << 40))  # none goes again
+    with store.transaction() as transaction:
+        transaction.reschedule("t", moved, deliver_after=2 * 3600)
+        transaction.cancel("t", cancelled)
+        transaction.cancel_key("t", "b")
+    assert (len(free), all(free)) == (3, True)
+    assert [message.payload for message in topic.scheduled()] == [b"moved"]
 
 
 def test_a_day_whose_bucket_is_down_is_late_and_not_lost(
