@@ -446,6 +446,7 @@ def following(pipe: Any, pattern: str) -> Log:
     any(importlib.util.find_spec(name) is None for name in ("fastapi", "gunicorn")),
     reason="FastAPI and gunicorn are not installed",
 )
+@pytest.mark.proof  # half a minute of two processors; the page's programs run in the tests of the guide
 def test_under_load_each_part_of_several_processes_is_restarted_and_no_order_is_lost_or_stored_twice(
     tmp_path: Path,
 ) -> None:
