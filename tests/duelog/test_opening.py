@@ -456,31 +456,19 @@ def test_a_damaged_record_of_the_catalog_is_refused_at_opening(path: Path, table
     assert "checksum" in error.reason
 
 
-def remove(path: Path) -> None:
-    """Remove a file."""
-    path.unlink()
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "empty": lambda path: os.truncate(path, 0),
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2 // 4096 * 4096),
+    "of another kind": lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(8176)),
+}
 
 
-def empty(path: Path) -> None:
-    """Leave nothing in a file."""
-    os.truncate(path, 0)
-
-
-def cut_short(path: Path) -> None:
-    """Leave the first half of a file."""
-    os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
-
-
-def overwrite(path: Path) -> None:
-    """Leave another kind of file."""
-    path.write_bytes(b"SQLite format 3\0" + bytes(8176))
-
-
-@pytest.mark.parametrize("damage", [remove, empty, cut_short, overwrite])
-def test_a_damaged_main_environment_is_refused(path: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_main_environment_is_refused(path: Path, damage: str) -> None:
     """And never replaced by an empty one."""
     fill(path)
-    damage(path / "main" / "data.mdb")
+    DAMAGES[damage](path / "main" / "data.mdb")
     assert refused(path, DamagedStore).path.parts[len(path.parts)] == "main"
 
 

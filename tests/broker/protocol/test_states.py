@@ -153,19 +153,6 @@ def test_a_send_has_a_message() -> None:
         Talk(State.READY).feed(head(commands.Send(1, 2)))
 
 
-def test_a_silent_client_is_asked_once_and_then_closed() -> None:
-    """PING after the interval, the end after another."""
-    talk = Talk(State.READY)
-    assert talk.session.check(29.9) == 30
-    assert talk.written == []
-    assert talk.session.check(30) == 60
-    assert talk.session.check(59.9) == pytest.approx(60)
-    assert talk.written == [commands.Ping()]
-    with pytest.raises(ProtocolError, match="no answer"):
-        talk.session.check(60)
-    assert talk.session.state is State.CLOSED
-
-
 def test_a_client_that_was_heard_or_is_not_read_is_not_taken_for_dead() -> None:
     """A part of a frame is a sign of life; silence begins when it is read again; a check that comes late asks first."""
     heard, unread, late = Talk(State.READY), Talk(State.READY), Talk(State.READY)
@@ -178,15 +165,6 @@ def test_a_client_that_was_heard_or_is_not_read_is_not_taken_for_dead() -> None:
     assert unread.session.check(209) == 210
     assert late.session.check(500) == 530
     assert [len(each.written) for each in (heard, unread, late)] == [2, 1, 1]
-
-
-@pytest.mark.parametrize("state", [State.START, State.CONNECTING])
-def test_a_handshake_has_a_time(state: State) -> None:
-    """From the first moment to CONNECTED."""
-    talk = Talk(state)
-    assert talk.session.check(29.9) == 30
-    with pytest.raises(ProtocolError, match="not connected"):
-        talk.session.check(30)
 
 
 @settings(max_examples=300)

@@ -27,7 +27,6 @@ from duelog.store.codec.format import (
     run_key,
     sequence_key,
     sequence_prefix,
-    unpack_u64,
     unseal,
 )
 from duelog.store.codec.run import Run, RunLimits, pack_messages
@@ -55,7 +54,7 @@ from duelog.store.wal.segment import Row
 from duelog.store.wal.write_batch import WriteBatch, add_row
 from tests.conftest import present
 from tests.proof import length
-from tests.store.commits import beside, raw_value
+from tests.store.commits import beside
 
 LIMITS = RunLimits(entries=6, bytes=4_096)
 KEY = counter_key("a")
@@ -249,36 +248,6 @@ def test_a_deletion_that_comes_while_a_commit_works_is_not_taken_for_applied(
     memtable.view.add_record(KEY, None)
     opened.write(lambda _: memtable.view.add_record(KEY, b"3"))
     assert opened.get(KEY) == b"3"
-
-
-def test_a_commit_applies_what_is_unapplied_with_its_place(opened: Environment, memtable: Memtable) -> None:
-    """All of it in few runs, before its own work reads; the memtable has nothing left then."""
-    for at in range(8):
-        add(memtable, 7, at, 1)
-    memtable.view.add_record(KEY, b"new")
-    memtable.view.change_bits(NUMBERS, BitChange(BitMap64([1, 5]), BitMap64()))
-    memtable.view.change_bits(NUMBERS, BitChange(BitMap64([9]), BitMap64()))
-    memtable.position = 77
-    seen = opened.write(lambda transaction: transaction.get(KEY))
-    assert seen == b"new"
-    assert not memtable
-    assert runs_in_lmdb(opened, 7) == [(0, 6), (6, 8)]
-    with opened.read() as raw:
-        value = raw_value(raw, NUMBERS)
-        assert list(BitMap64.deserialize(unseal(NUMBERS, value))) == [1, 5, 9]
-    fields = present(opened.get(APPLIED_KEY))
-    assert unpack_u64(fields) == 77
-
-
-def test_a_commit_that_finds_nothing_unapplied_leaves_the_place(opened: Environment, memtable: Memtable) -> None:
-    """It says what is applied, not what was appended of others."""
-    add(memtable, 7, 0, 1)
-    memtable.position = 5
-    opened.apply()
-    memtable.position = 9
-    opened.write(lambda transaction: transaction.put(KEY, b"x"))
-    fields = present(opened.get(APPLIED_KEY))
-    assert unpack_u64(fields) == 5
 
 
 @pytest.mark.parametrize("where", ["work", "map"])
