@@ -32,13 +32,14 @@ class Shipped(NamedTuple):
     """The content of REPLICA. url: the prefix. owners: the last openings of this directory that ship there.
 
     epoch: in which they lead. new_line: the directory was restored, and its ids are still to be set apart from those
-    that the leader before has given out.
+    that the leader before has given out. gap: groups were never shipped, and no manifest is behind them yet.
     """
 
     url: str
     owners: tuple[str, ...] = ()
     epoch: int = 1
     new_line: bool = False
+    gap: bool = False
 
     def write(self, path: Path) -> None:
         """Write the file of the store in `path`, durably."""
@@ -49,8 +50,8 @@ def read_shipped(path: Path, url: str) -> Shipped | None:
     """Read REPLICA of the store in `path`; None: it is not there, or of another prefix. Raises ReplicaRefused."""
     try:
         fields: dict[str, Any] = json.loads((path / REPLICA).read_bytes())
-        new_line = bool(fields.get("new_line", False))
-        shipped = Shipped(str(fields["url"]), tuple(fields["owners"]), int(fields.get("epoch", 1)), new_line)
+        marks = {name: bool(fields.get(name, False)) for name in ("new_line", "gap")}
+        shipped = Shipped(str(fields["url"]), tuple(fields["owners"]), int(fields.get("epoch", 1)), **marks)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

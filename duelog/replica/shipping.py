@@ -548,6 +548,7 @@ class Shipping:
         source, bucket = self._the_source(), self._bucket
         self._looked_s = self.elapsed()
         shipped = self._shipped = claim(bucket, self._path, self._store_id, self._partition_ms)
+        self._begins_anew |= shipped.gap
         manifests = bucket.manifests()
         while manifests and self.manifest is None:
             try:
@@ -622,7 +623,14 @@ class Shipping:
         self._tail = LogTail(self._path, self._store_id, place_of(oldest, 0))
         self._end = self._gap_end = place_of(oldest, 0)
         self._begins_anew, self._draft = True, None
+        self._note_gap(is_there=True)  # before anything behind it is shipped
         self._marks.clear()
+
+    def _note_gap(self, *, is_there: bool) -> None:
+        """Have the next opening know whether the copy needs a manifest behind a gap of the log."""
+        if self._shipped.gap != is_there:
+            self._shipped = self._shipped._replace(gap=is_there)
+            self._shipped.write(self._path)
 
     def _the_source(self) -> LogSource:
         if self._source is None:
@@ -842,6 +850,7 @@ class Shipping:
         manifest = draft.manifest._replace(seq=self._seq, first=first)
         self._bucket.put(f"snap/{self._seq:016d}", manifest.pack())
         self.manifest, self._draft, self._begins_anew = manifest, None, False
+        self._note_gap(is_there=False)
         self._manifest_bytes, self._manifest_s = 0, self.elapsed()
         self.figures.manifests += 1
         self._is_reached()

@@ -134,7 +134,10 @@ def test_a_store_without_its_copy_tells_no_replicated_change(
 def test_nothing_is_told_as_replicated_before_it_can_be_restored(
     bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log alone is no copy: at its beginning, and behind a gap of it, there has to be a manifest."""
+    """The log alone is no copy: at its beginning, and behind a gap of it, there has to be a manifest.
+
+    An opening that came after the gap did not know of it, and told sends for up to an hour.
+    """
     store = open_store(config=REPLICATED)
     shipping = shipping_of(store)
     drafts, shipping._manifests = shipping._manifests, None
@@ -149,8 +152,17 @@ def test_nothing_is_told_as_replicated_before_it_can_be_restored(
     shipping.kept.lost = True  # as where the bucket was down for so long that the log was given up
     with pytest.raises(NotReplicated):
         store.topic("a").send(b"3", deliver_after=DAY_S)
+    store.close()  # before there is a manifest; the next opening has to know
+    store = open_store(config=REPLICATED)
+    shipping = shipping_of(store)
+    drafts, shipping._manifests = shipping._manifests, None
+    with pytest.raises(NotReplicated):
+        store.topic("a").send(b"4", deliver_after=DAY_S)
     shipping._manifests = drafts
-    store.topic("a").send(b"4", deliver_after=DAY_S)
+    store.topic("a").send(b"5", deliver_after=DAY_S)
+    restored(bucket, tmp_path / "behind")
+    with DelayedStore.open(tmp_path / "behind", clock=store.clock) as again:
+        assert again.stats().pending == 5
 
 
 def test_firing_does_not_wait_for_the_copy(bucket: FaultyBucket, open_store: OpenStore, clock: ManualClock) -> None:
