@@ -213,8 +213,8 @@ def test_the_frame_is_that_of_the_request() -> None:
     assert shown == framed(wire_values.pack([1, "Topic.exists", ["reminders"], [], {}]))
 
 
-def test_the_bounds_are_those_of_the_code() -> None:
-    """The table's figures."""
+def test_the_bounds_and_the_extension_types_are_those_of_the_code() -> None:
+    """The figures of one table, the codes of another."""
     table = dict(re.findall(r"^\| ([a-z][^|]*) \| (.*) \|$", PROTOCOL.partition("## Bounds")[2], re.MULTILINE))
     assert table["connections at a time"].startswith(f"{wire_server.MOST_CLIENTS:,};")
     assert table["requests under way in a connection"] == f"{wire_peer.MOST_REQUESTS:,}"
@@ -222,14 +222,9 @@ def test_the_bounds_are_those_of_the_code() -> None:
     stalled, last = wire_peer.STALLED_S, wire_server.LAST_ANSWER_S
     assert table["a frame without its end, or answers not read"].startswith(f"{stalled:.0f} s; {last:.0f} s")
     assert table["consumers, credits of one"] == f"{wire_calls.MOST_CONSUMERS:,}"
-
-
-def test_every_extension_type_stands_on_the_page() -> None:
-    """By its code."""
-    rows = re.findall(
-        r"^\| ([0-9, ]+) \| ", PROTOCOL.partition("## Values")[2].partition("## Operations")[0], re.MULTILINE
-    )
-    assert sorted(int(code) for row in rows for code in row.split(",")) == sorted(wire_values._READERS)
+    values = PROTOCOL.partition("## Values")[2].partition("## Operations")[0]
+    codes = ",".join(re.findall(r"^\| ([0-9, ]+) \| ", values, re.MULTILINE)).split(",")
+    assert sorted(map(int, codes)) == sorted(wire_values._READERS)
 
 
 AUDIT = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
@@ -243,16 +238,12 @@ def rows(page: str, cells: int) -> list[list[str]]:
 
 
 def test_the_page_lists_every_instrument_with_its_kind_unit_and_attributes() -> None:
-    """In the order of the code, and no other."""
+    """In the order of the code, and no other; a second table explains the attributes."""
     listed = [
         (name.strip("`"), kind, unit.strip("`"), tuple(re.findall(r"`([^`]+)`", attributes)), description)
         for name, kind, unit, attributes, description in rows(METRICS_PAGE, 5)
     ]
     assert listed == [(spec.name, spec.kind, spec.unit, spec.attributes, spec.description) for spec in SPECS]
-
-
-def test_the_page_explains_every_attribute() -> None:
-    """The second table has each attribute that an instrument has, and no other."""
     explained = {name.strip("`") for name, _ in rows(METRICS_PAGE, 2)}
     assert explained == {attribute for spec in SPECS for attribute in spec.attributes}
 
@@ -264,27 +255,16 @@ def test_the_page_lists_what_a_broker_exports_beside_the_instruments() -> None:
         for name, kind, labels, description in rows(METRICS_PAGE, 4)
     ]
     assert listed == [tuple(each) for each in METRICS if each not in ENGINE]
-
-
-def test_names_are_unique() -> None:
-    """Two instruments of one name would be merged by an SDK, two metrics by Prometheus."""
+    # Two instruments of one name would be merged by an SDK, two metrics by Prometheus.
     assert len({spec.name for spec in SPECS}) == len(SPECS)
     assert len({each.name for each in METRICS}) == len(METRICS)
 
 
-def test_the_page_lists_every_kind_of_finding() -> None:
+def test_the_page_lists_every_kind_of_finding_every_table_and_every_option() -> None:
     """With severity, meaning and advice, in the order of the code, and no other."""
     expected = [[f"`{name}`", code.severity, code.meaning, code.advice] for name, code in CODES.items()]
     assert rows(AUDIT, 4) == expected
-
-
-def test_the_page_lists_every_table() -> None:
-    """And no other."""
     assert [row[0].strip("`") for row in rows(AUDIT, 2)] == list(TABLES)
-
-
-def test_the_page_names_every_option() -> None:
-    """The page lists the options of `duelog audit --help`."""
     options = {word.strip("[]`,;:") for word in ok("audit", "--help").split() if word.startswith("--")} - {"--help"}
     assert [option for option in sorted(options) if option not in AUDIT] == []
 
@@ -322,10 +302,11 @@ def test_every_route_of_topics_messages_and_jobs_is_on_the_page(tmp_path: Path) 
     assert missing == []
 
 
-@pytest.mark.parametrize("kind", ["check", "audit", "compaction", "snapshots"])
-def test_every_kind_of_job_is_on_the_page(kind: str) -> None:
-    """A row each."""
-    assert re.search(rf"^\| `{kind}` \|", ADMIN, re.MULTILINE)
+def test_every_kind_of_job_is_on_the_page() -> None:
+    """A row each; and that a directory which is open elsewhere is changed by the process that has it."""
+    assert {"check", "audit", "compaction", "snapshots"} <= {*re.findall(r"^\| `(\w+)` \|", ADMIN, re.MULTILINE)}
+    assert "changes it needs `--server`" not in ADMIN
+    assert "asked through its control socket" in ADMIN
 
 
 def test_every_command_that_takes_a_server_is_on_the_page() -> None:
@@ -341,9 +322,3 @@ def test_every_command_that_takes_a_server_is_on_the_page() -> None:
     }
     assert len(found) > 10
     assert found <= told
-
-
-def test_the_page_says_that_a_directory_that_is_open_elsewhere_can_be_changed() -> None:
-    """By the control socket of the process that has it."""
-    assert "changes it needs `--server`" not in ADMIN
-    assert "asked through its control socket" in ADMIN
