@@ -24,7 +24,7 @@ from duelog.store.limited_log import LimitedLog
 from duelog.store.message import Dedup
 from duelog.store.position import MessageId
 
-from ..sending.outbox import Numbers, Outbox
+from ..sending.outbox import Numbers, Outbox, Outgoing
 from . import wire_values
 from .face_table import FACE, ONCE, Row
 from .operation import Ask, Right
@@ -68,7 +68,7 @@ class Answering(Protocol):
     """The connection, as far as its calls know it."""
 
     def answer(self, number: int, kind: int, value: object) -> None: ...
-    def answered(self, bodies: Sequence[bytes]) -> None: ...
+    def answered(self, frames: Sequence[bytes]) -> None: ...
     def hold(self, *, held: bool) -> None: ...
 
 
@@ -82,7 +82,12 @@ class Service:
         self.operations = operations
         self.most_bytes = most_bytes
         self.outbox = outbox
-        self.loop = WireLoop(lambda error: self.log_error("a turn has failed", error), outbox.take_up, outbox.write)
+        self.loop = WireLoop(lambda error: self.log_error("a turn has failed", error), self._take_up, outbox.write)
+        self._sends: list[Outgoing] = []
+        """Messages that have come in this turn of the thread."""
+        self._sends_bytes = 0
+        self.held: list[Callable[[], None]] = []
+        """Puts into the outbox that wait for capacity there, once the messages before them are put in."""
         self.buffer = buffer()
         """For the frames of all connections, which one thread reads."""
         self.closing = False
@@ -90,6 +95,30 @@ class Service:
         self.log = LimitedLog(_log)
         self.producers = Counter[tuple[str, str]]()
         """Connections by the topics and names under which they have numbered what they sent."""
+
+    def send(self, item: Outgoing) -> bool:
+        """Have a message written at the end of the turn; False: there is no capacity. Of the thread."""
+        size = item.size
+        if not self.outbox.has_room(self._sends_bytes + size):
+            return False
+        self._sends.append(item)
+        self._sends_bytes += size
+        return True
+
+    def _take_up(self) -> int:
+        """Put the messages of a turn into the outbox: how many this thread is to write, 0: none, or another does."""
+        if not (self._sends or self.held):
+            return 0
+        items, size, held = self._sends, self._sends_bytes, self.held
+        self._sends, self._sends_bytes, self.held = [], 0, []
+        try:
+            is_writer = bool(items) and self.outbox.put_together(items, size)
+        except ClosedError:
+            is_writer = False
+            _outcomes([(item.token, closing()) for item in items])
+        for put in held:
+            self.loop.pool.submit(put)
+        return len(items) if is_writer else 0
 
     def log_error(self, text: str, error: BaseException) -> None:
         """Log an error of duelog itself."""
@@ -475,7 +504,7 @@ class WireCalls:
             facts = (*times, given("key"), given("properties"), given("allow_past", False), given("ttl"))
         encoded = topic.sender.encode_one(arguments[0], *facts, dedup)
         item = topic.sender.outgoing(encoded, (self.answering, number), _outcomes, dedup=dedup, numbers=numbers)
-        if not self.service.outbox.put(item, wait=False, begin=False):
+        if not self.service.send(item):
             self.answering.hold(held=True)
 
             def put() -> None:
@@ -485,7 +514,7 @@ class WireCalls:
                     self.fail(number, "Topic.send", error)
                 self.service.loop.later(lambda: self.answering.hold(held=False))
 
-            self.service.loop.pool.submit(put)
+            self.service.held.append(put)
         return True
 
     def _receive(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
@@ -590,14 +619,14 @@ def _outcomes(results: list[tuple[tuple[Answering, int], Any]]) -> None:
     answers: dict[Answering, list[bytes]] = {}
     for (answering, number), outcome in results:
         if isinstance(outcome, Exception):
-            body = wire_values.answer(number, ERROR, pack_error(outcome))
+            frame = wire_values.answer(number, ERROR, pack_error(outcome))
         elif isinstance(outcome, MessageId):
-            body = wire_values.id_answer(number, outcome)
+            frame = wire_values.id_answer(number, outcome)
         else:  # of a duplicate: it is stored, its id not known
-            body = wire_values.answer(number, RESULT, b"\xc0")
-        answers.setdefault(answering, []).append(body)
-    for answering, bodies in answers.items():
-        answering.answered(bodies)
+            frame = wire_values.answer(number, RESULT, b"\xc0")
+        answers.setdefault(answering, []).append(frame)
+    for answering, frames in answers.items():
+        answering.answered(frames)
 
 
 def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, str | None]:

@@ -19,7 +19,7 @@ from duelog.store.errors import InvalidArgument
 
 from ..stats import ClientPart, ClientStats
 from . import wire_values
-from .wire import ERROR, HEAD, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed
+from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
 from .wire_calls import Guard, Service, WireCalls, closing
 from .wire_values import pack, pack_error, unpack
 
@@ -35,7 +35,7 @@ MOST_UNREAD_BYTES = 16 << 20
 STALLED_S = 30.0
 """How long a peer may leave its answers unread, or a frame without its end."""
 
-_REQUEST = (int, str, list, list, dict)
+_REQUEST = [int, str, list, list, dict]
 """Types of the parts of a request."""
 
 _log = logging.getLogger("duelog.control")
@@ -149,8 +149,7 @@ class WirePeer:
     def _read(self) -> None:
         if self.closed:
             return
-        if not self._frames.begun:
-            self._since = time.monotonic()
+        is_amid = self._frames.begun
         try:
             if self._is_encrypted:
                 with self._lock:  # it is read and written by one thread at a time
@@ -168,8 +167,9 @@ class WirePeer:
         if bodies is None:
             self.part()
             return
-        if bodies:
+        if bodies or not is_amid:
             self._since = time.monotonic()
+        if bodies:
             self._take(bodies)
         if self._is_encrypted and not self.closed and (self._socket.pending() or self._outbox):
             self._service.loop.later(self._read)  # which the selector does not tell
@@ -181,7 +181,7 @@ class WirePeer:
         waiting = self._requests
         try:
             waiting += bodies
-            while waiting and not (self.closed or self._held) and self.under_way < MOST_REQUESTS:
+            while waiting and not (self.closed or self._held) and self._begun - self._answered < MOST_REQUESTS:
                 body = waiting.popleft()
                 try:
                     request = unpack(body)
@@ -189,8 +189,8 @@ class WirePeer:
                     self._refuse_one(body, error)
                     continue
                 self._request(request)
-            for at, body in enumerate(waiting):
-                waiting[at] = bytes(body)  # the buffer is used again
+            if waiting:
+                self._requests = deque(map(bytes, waiting))  # the buffer is used again
         except InvalidArgument as error:
             broken = error
         finally:
@@ -203,7 +203,7 @@ class WirePeer:
 
     def _request(self, request: Any) -> None:
         """Begin to do a request. Raises InvalidArgument for what is none."""
-        if type(request) is not list or tuple(map(type, request)) != _REQUEST or not 0 < request[0] < 1 << 62:
+        if type(request) is not list or [*map(type, request)] != _REQUEST or not 0 < request[0] < 1 << 62:
             raise InvalidArgument("request", request, "expected [number, operation, target, arguments, named]")
         number, name, target, arguments, named = request
         self._begun += 1
@@ -281,9 +281,9 @@ class WirePeer:
             kind, body = ERROR, pack_error(error)
         self.answered([wire_values.answer(number, kind, body)])
 
-    def answered(self, bodies: Sequence[bytes]) -> None:
+    def answered(self, frames: Sequence[bytes]) -> None:
         """Send the answers of as many requests."""
-        self._send(bodies, len(bodies))
+        self._send(frames, len(frames))
 
     def say(self, number: int, kind: int, error: BaseException) -> None:
         """Send what is no answer."""
@@ -291,48 +291,47 @@ class WirePeer:
 
     def greet(self, greeting: list[object]) -> None:
         """Send the first frame, and read requests. Of the thread."""
-        self._send([pack(greeting)])
+        self._send([framed(pack(greeting))])
         self.watch()
 
-    def _send(self, bodies: Sequence[bytes], answered: int = 0) -> None:
+    def _send(self, frames: Sequence[bytes], answered: int = 0) -> None:
         """Send frames, answers of some requests. What the socket does not take is sent as it does."""
         if self._corked is not None and self._service.loop.is_here:
-            self._corked += bodies
-            bodies = ()
-        data = b"".join([piece for body in bodies for piece in (HEAD.pack(len(body)), body)])
+            self._corked += frames
+            frames = ()
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
         with self._lock:
             self._answered += answered
             full = answered and self._begun - self._answered + answered >= MOST_REQUESTS  # or was until just now
             if data and not self.closed:
-                self._outbox.append(data)
-                self.unread += len(data)
-                if len(self._outbox) == 1:
-                    self._send_outbox()
+                rest = data if self._outbox else self._given(data)
+                if rest:
+                    self._outbox.append(rest)
+                    self.unread += len(rest)
             stuck = bool(self._outbox)
         if full:
             self._service.loop.later(self._take)
         if stuck:
             self._service.loop.later(self.watch)
 
-    def _send_outbox(self) -> None:
-        """Send what the socket takes. REQUIRES: the lock."""
+    def _given(self, data: bytes) -> bytes:
+        """What the socket does not take of some data. REQUIRES: the lock."""
         try:
-            while self._outbox:
-                data = self._outbox[0]
-                taken = self._socket.send(data)
-                self._since = time.monotonic()
-                self.unread -= taken
-                if taken < len(data):
-                    self._outbox[0] = data[taken:]
-                    break
-                self._outbox.popleft()
+            taken = self._socket.send(data)
         except BlockingIOError:
-            pass
+            return data
         except OSError:  # it is gone, which reading tells
-            self._outbox.clear()
-            self.unread = 0
+            return b""
+        self._since = time.monotonic()
+        return data[taken:]
 
     def _flush(self) -> None:
         with self._lock:
-            self._send_outbox()
+            while self._outbox:
+                data = self._outbox.popleft()
+                rest = self._given(data)
+                self.unread -= len(data) - len(rest)
+                if rest:
+                    self._outbox.appendleft(rest)
+                    break
         self._take()

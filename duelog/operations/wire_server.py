@@ -27,7 +27,7 @@ from ..stats import ClientPart, ClientStats
 from . import wire_values
 from .face_table import FACE
 from .operation import Ask
-from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in, framed
+from .wire import ERROR, GREETED, SOCKET, VERSION, Disconnected, address_in
 from .wire_address import watch_peer
 from .wire_calls import FORGET_S, Service, Store, closing
 from .wire_peer import MOST_REQUESTS, Admit, WirePeer
@@ -173,7 +173,7 @@ class WireServer:
             refusal = f"{MOST_CLIENTS} clients are connected; try again"
         if refusal is not None:
             with connection, suppress(OSError):
-                connection.send(framed(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal)))))
+                connection.send(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal))))
             return
         address, now_ms = _who(connection), self._service.store.clock.now_ms()
         made = connection if encrypt is None else encrypt(connection)

@@ -453,19 +453,19 @@ _ID_HEADS = {
 """The bytes before an id whose data has 1, 2 ... bytes."""
 
 
-def answer(number: int, kind: int, body: bytes) -> bytes:
-    """The body of an answer, whose value is written already."""
-    return b"\x93" + _pack_ints(number) + bytes([kind]) + body
+def answer(number: int, kind: int, value: bytes) -> bytes:
+    """The frame of an answer, whose value is written already."""
+    return wire.framed(b"\x93" + _pack_ints(number) + bytes([kind]), value)
 
 
 def id_answer(number: int, message_id: MessageId) -> bytes:
-    """The body of an answer whose result is an id."""
-    ledger, entry = message_id
-    content = _pack_ints([ledger, entry])
-    return b"\x93" + _pack_ints(number) + b"\x00" + _ID_HEADS[type(message_id)][len(content) - 1] + content
+    """The frame of an answer whose result is an id."""
+    content = _pack_ints([*message_id])
+    body = b"\x93" + _pack_ints(number) + b"\x00" + _ID_HEADS[type(message_id)][len(content) - 1] + content
+    return wire.HEAD.pack(len(body)) + body
 
 
 def items_answer(number: int, page: list[bytes], *, more: bool) -> bytes:
-    """The body of an answer that is a page of a sequence."""
+    """The frame of an answer that is a page of a sequence."""
     head: bytes = msgpack.Packer().pack_array_header(len(page))
     return answer(number, wire.MORE if more else wire.LAST, head + b"".join(page))

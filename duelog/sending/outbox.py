@@ -156,12 +156,11 @@ class Outbox:
         """The thread that writes."""
         self._process = here.pid
 
-    def put(self, item: Outgoing, *, wait: bool = True, begin: bool = True) -> bool:
+    def put(self, item: Outgoing, *, wait: bool = True) -> bool:
         """Take one message; False: there is no capacity, and `wait` is False. Raises ClosedError, ResourceShortage.
 
         A message larger than the bound is taken when nothing else is in flight. The thread that writes (a `done`, a
-        callback of a future) never waits, as no other thread would make space. begin: False leaves it to the caller to
-        have it written, by `take_up` and `write`.
+        callback of a future) never waits, as no other thread would make space.
         """
         size = item.size
         with self._condition.lock:
@@ -176,7 +175,7 @@ class Outbox:
             self._bytes += size
             try:
                 self._items.append(item)
-                if begin and self._state == _IDLE:
+                if self._state == _IDLE:
                     self._begin()
             except BaseException:
                 with suppress(IndexError):  # the thread has taken it
@@ -186,16 +185,27 @@ class Outbox:
                 raise
         return True
 
-    def take_up(self) -> int:
-        """Have the caller be the thread that writes what waits, by `write`: how many; 0: none, or another writes."""
+    def has_room(self, size: int) -> bool:
+        """True if messages of `size` bytes are within the bound, or nothing else is in flight."""
+        return not self._bytes or self._bytes + size <= self._max_bytes
+
+    def put_together(self, items: Sequence[Outgoing], size: int) -> bool:
+        """Take messages of `size` bytes, for which `has_room` was asked; True: the caller is the thread that writes.
+
+        It calls `write` next. False: another thread is at it, and writes these too. Raises ClosedError.
+        """
         with self._condition.lock:
-            if not self._items or self._state != _IDLE:
-                return 0
+            if self._closed:
+                raise ClosedError("store")
+            self._bytes += size
+            self._items += items
+            if self._state != _IDLE:
+                return False
             self._state = _WRITING
-            return len(self._items)
+            return True
 
     def write(self) -> None:
-        """Write until nothing waits. REQUIRES: `take_up`. Raises nothing."""
+        """Write until nothing waits. REQUIRES: `put_together` has said so. Raises nothing."""
         self._writer = threading.get_ident()
         self._work()
 
@@ -298,8 +308,6 @@ class Outbox:
             raise DuelogError("a callback of send_async or put cannot close the store, which waits for it to end")
         with self._condition.lock:
             self._closed = True
-            if self._items and self._state == _IDLE:  # nobody has begun to write them
-                self._begin()
             self._condition.notify_all()
             self._called.notify_all()
             while self._thread is not None or self._items or self._state != _IDLE:

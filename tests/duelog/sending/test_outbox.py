@@ -73,25 +73,26 @@ def _nothing(results: Outcomes) -> None:
     pass
 
 
-def test_one_thread_writes_and_close_writes_what_none_has_taken_up(small: DelayedStore) -> None:
-    """A caller that has left the writing to itself, and did not come to it, loses nothing."""
+def test_of_threads_that_put_together_one_writes_and_close_waits_for_it(small: DelayedStore) -> None:
+    """What another puts in meanwhile it writes too."""
     outbox, sender = small._engine.sending.outbox, small.topic("t").sender
     heard: Outcomes = []
 
-    def put(token: int) -> None:
+    def put(*tokens: int) -> bool:
         encoded = sender.encode_one(b"x", None, None, None, None, False, None, None)
-        outbox.put(sender.outgoing(encoded, token, heard.extend, dedup=None), begin=False)
+        items = [sender.outgoing(encoded, token, heard.extend, dedup=None) for token in tokens]
+        return outbox.put_together(items, sum(item.size for item in items))
 
-    assert not outbox.take_up()
-    put(0)
-    assert outbox.take_up()
-    assert not outbox.take_up()
-    put(1)
+    assert put(0, 1)
+    assert not put(2)
+    closing = threading.Thread(target=small.close)
+    closing.start()
     outbox.write()
-    assert [token for token, _ in heard] == [0, 1]
-    put(2)
-    small.close()
+    closing.join(LIMIT_S)
     assert [(token, type(outcome)) for token, outcome in heard] == [(at, MessageId) for at in range(3)]
+    assert outbox._bytes == 0
+    with pytest.raises(ClosedError):
+        put(3)
 
 
 def test_a_child_closes_what_it_has_inherited_without_waiting_for_the_parents_thread(small: DelayedStore) -> None:
