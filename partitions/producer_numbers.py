@@ -13,6 +13,7 @@ one row of a record, so a batch for one log takes one, a scattered batch one a m
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from pyroaring import BitMap64
 
@@ -44,17 +45,24 @@ def read(raw: Reads, topic_id: int, producer: str) -> BitMap64:
     return numbers
 
 
-def blocks(topic_id: int, producer: str, numbers: BitMap64) -> Iterator[tuple[bytes, BitMap64]]:
+_key = lru_cache(1_024)(fmt.sequence_key)
+"""Keys of the blocks that producers are at: each is that of many sends."""
+
+
+def blocks(topic_id: int, producer: str, numbers: BitMap64) -> list[tuple[bytes, BitMap64]]:
     """Split numbers, which nobody changes any more, by the record that they are united with: (key, numbers)."""
+    found: list[tuple[bytes, BitMap64]] = []
     rest = numbers
     while rest:
-        block, last = rest.min() >> BLOCK_BITS, rest.max() >> BLOCK_BITS
-        members = rest if block == last else rest & BitMap64(range(block << BLOCK_BITS, (block + 1) << BLOCK_BITS))
+        block = rest.min() >> BLOCK_BITS
+        limit = (block + 1) << BLOCK_BITS
+        members = rest if rest.max() < limit else rest & BitMap64(range(block << BLOCK_BITS, limit))
         members.run_optimize()
-        yield fmt.sequence_key(topic_id, producer, block), members
-        if block == last:
-            return
+        found.append((_key(topic_id, producer, block), members))
+        if members is rest:
+            break
         rest = rest - members
+    return found
 
 
 def split_key(key: bytes) -> tuple[int, str, int]:

@@ -83,15 +83,16 @@ class ProducerState:
 
         sequences: of a BitMap64 that nobody changes any more.
         """
-        staged = group.main.stage(self, _StagedNumbers)
+        main = group.main
+        staged = main.stage(self, _StagedNumbers)
         numbers = sequences if isinstance(sequences, BitMap64) else BitMap64(sequences)
         with self._lock:
-            is_new = numbers.isdisjoint(self._stored) and numbers.isdisjoint(staged.numbers)
-        if not is_new:
+            is_new = numbers.isdisjoint(self._stored)
+        if not (is_new and numbers.isdisjoint(staged.numbers)):
             raise NumbersStored(self._name)
         staged.numbers = staged.numbers | numbers if staged.numbers else numbers
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
-            group.main.change_bits(key, BitChange(block, _NONE))
+            main.change_bits(key, BitChange(block, _NONE))
 
     def following(self, group: WriteBatch, count: int) -> range:
         """The `count` numbers after the highest that is stored, or that the group stores. Raises InvalidArgument."""
@@ -115,8 +116,12 @@ class ProducerState:
     def stored(self, numbers: BitMap64) -> None:
         """A group with these numbers is durable."""
         with self._lock:
-            self._stored |= numbers
-            self._compress_in -= len(numbers)
+            count = len(numbers)
+            if count == 1:  # as mostly, and quicker
+                self._stored.add(numbers.min())
+            else:
+                self._stored |= numbers
+            self._compress_in -= count
             if self._compress_in <= 0:
                 self._stored.run_optimize()
                 self._compress_in = _COMPRESS_EVERY
