@@ -1,9 +1,10 @@
 """A connection to the process that has a store open: requests by number, from any thread, answered in any order.
 
-A call gives its frame to the socket and waits for its own answer. Where it is the only one under way its thread reads
-the answer, so that this wakes no other first; else the connection's own reads for all. When the connection ends, that
-thread connects again, for as long as it was told to: consumers are attached again, calls that may be done twice are
-asked again, and the others end with Disconnected, which says what is in doubt.
+A call gives its frame to the socket and waits for its own answer. One of the threads that wait reads, for all of them,
+until its own answer has come; then another does. So a call alone wakes no other thread, and of several each is woken
+once. The connection's own thread reads where none waits: for calls that are told by a callback, or to hear that the
+connection has ended. Then it connects again, for as long as it was told to: consumers are attached again, calls that
+may be done twice are asked again, and the others end with Disconnected, which says what is in doubt.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
+from duelog.store.files.process import here
 
 from . import wire_values
 from .wire import (
@@ -48,8 +50,8 @@ _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
 _QUIET_S = 0.05
 """The connection's thread reads once no other has for so long."""
-_ALONE = 8
-"""It leaves reading to those who call after so many answers that came while no other call was under way."""
+_IN_ROW = 8
+"""It leaves reading to those who wait after so many answers to calls without a callback."""
 _SEND_BUFFER = 1 << 20
 """Bytes that the socket takes before the other end has read them: a batch goes in one piece."""
 
@@ -76,6 +78,8 @@ class Call:
     error: BaseException | None = None
     connection = 0
     """By which the answer came, as `Connection.count` was then."""
+    waits = False
+    """True while its thread waits for another that reads."""
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class Call:
         done: Callable[[Call], None] | None,
         reading: Callable[[Call], None],
     ) -> None:
-        """reading: waits for it where its thread is to read."""
+        """reading: waits for it, and reads where no other thread does."""
         self.reading = reading
         self.number = number
         self.name = name
@@ -100,21 +104,24 @@ class Call:
         self.ready.acquire()
 
     def finish(self) -> None:
-        """Have who waits for it go on."""
-        self.finished = True
-        self.ready.release()
-        if self.done is not None:
+        """Have who waits for it go on; again, where an interrupt has kept that from its end."""
+        if self.done is not None and not self.finished:
             try:
                 self.done(self)
             except Exception:
                 _log.exception("what hears of %s failed", self.name)
+        self.finished = True
+        if self.waits:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake its thread: the answer has come, or it is to read."""
+        with suppress(RuntimeError):  # it is woken already
+            self.ready.release()
 
     def attend(self) -> None:
         """Wait until it is finished."""
         self.reading(self)
-        if not self.finished:
-            with self.ready:
-                pass
 
     def wait(self) -> Any:
         """The result. Raises what the other process raised; Disconnected."""
@@ -138,7 +145,7 @@ class Connection:
         self.place = place
         self._make = connect
         self._patience_s = patience_s
-        self._pid = os.getpid()
+        self._pid = here.pid
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._attached: dict[int, bytes] = {}
@@ -157,8 +164,8 @@ class Connection:
         """How often a call's thread has begun to read."""
         self._rests = False
         """True where the connection's own thread waits until it is called: another reads, for long."""
-        self._alone = 0
-        """Answers that came one after the other while no other call was under way."""
+        self._in_row = 0
+        """Answers that came one after the other to calls without a callback."""
         self._called = threading.Lock()
         """Released to call the connection's own thread."""
         self._called.acquire()
@@ -242,9 +249,9 @@ class Connection:
 
     def check_process(self) -> None:
         """Raise ClosedError in a child process after fork, and once it is closed."""
-        if self._pid != os.getpid():
+        if self._pid != here.pid:
             raise ClosedError(
-                f"{self.place}: connected by process {self._pid}; process {os.getpid()} is its child after fork, "
+                f"{self.place}: connected by process {self._pid}; process {here.pid} is its child after fork, "
                 "and connects for itself: the parent's connection"
             )
         if self._closed:
@@ -279,10 +286,15 @@ class Connection:
             if by is not None and by != self.count:
                 raise Disconnected(f"{self.place}: the connection by which a message came has ended: it comes again")
             self._calls[number] = call
-            try:  # noqa: SIM105 - quicker than `suppress`
+            try:
                 self._socket.sendall(frame)
             except OSError:  # the thread that reads finds out, and decides on what is under way
                 pass
+            except BaseException:  # an interrupt, perhaps amid the frame: the next would be taken for its rest
+                self._calls.pop(number, None)
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                raise
         if done is not None:
             self._call_thread()
         return call
@@ -363,12 +375,14 @@ class Connection:
                 self._socket = None
                 self.count += 1
                 again = bool(self._patience_s) and not self._closed
+                kept = again and self._closing is not None
                 calls = list(self._calls.values())
-                lost = [call for call in calls if not (again and (call.repeated or self._closing is not None))]
-                for call in lost:
+                over = [call for call in calls if call.finished or not (kept or (again and call.repeated))]
+                for call in over:
                     del self._calls[call.number]
-            for call in lost:
-                call.error = self._lost(call, reason)
+            for call in over:
+                if not call.finished:
+                    call.error = self._lost(call, reason)
                 call.finish()
             if not (again and self._reconnect()):
                 break
@@ -392,22 +406,26 @@ class Connection:
                 if mine:
                     self._reader = self
             if mine:
-                self._alone = 0
+                self._in_row = 0
                 self._read()
                 self._pass_on(self)
         return self._broken
 
     def _attend(self, call: Call) -> None:
-        """Read until a call is finished, where no other is under way; else see to it that the thread reads."""
+        """Wait until a call is finished; read where no other thread does."""
         try:
-            with self._turn:
-                if self._reader is None and (call.finished or len(self._calls) > 1):
-                    self._call_thread()
-                elif self._reader is None:
-                    self._attended += 1
-                    self._reader = call
-            if self._reader is call:
-                self._read(call)
+            while not call.finished:
+                with self._turn:
+                    if self._reader is None:
+                        self._attended += 1
+                        self._reader = call
+                    call.waits = self._reader is not call
+                if not call.waits:
+                    self._read(call)
+                    if not call.finished:  # the connection has ended
+                        self._pass_on(call)
+                elif not call.finished:  # meanwhile
+                    call.ready.acquire()
         finally:
             try:
                 self._pass_on(call)
@@ -416,14 +434,14 @@ class Connection:
                 raise
 
     def _read(self, call: Call | None = None) -> None:
-        """Read answers until a call is finished; None: until those come one by one. REQUIRES: this thread reads.
+        """Read answers until a call is finished; None: until others may read. REQUIRES: this thread reads.
 
         An interrupt of a call's thread while there is nothing does nothing, one amid an answer ends the connection,
         which is made again.
         """
         amid = False
         try:
-            while not (call.finished if call is not None else self._alone >= _ALONE and not self._calls):
+            while not (call.finished if call is not None else self._in_row >= _IN_ROW):
                 if call is not None and not self._has_more():
                     self._readable.poll()
                 amid = True
@@ -441,13 +459,21 @@ class Connection:
                 self._broken = "a thread was interrupted amid an answer"
 
     def _pass_on(self, reader: object) -> None:
-        """Have who reads read no more; the connection's thread does where something is under way."""
-        if self._reader is reader:
-            with self._turn:
-                self._reader = None if self._broken is None else self
-                if self._reader is self or self._rests or self._calls:
-                    self._rests = False
-                    self._call_thread()
+        """Have who reads, or waits, do so no more; another that waits reads, or the connection's thread."""
+        with self._turn:
+            if isinstance(reader, Call):
+                reader.waits = False
+            if self._reader is not reader:
+                return
+            calls = list(self._calls.values())
+            waiting = [call for call in calls if call.waits and not call.finished] if self._broken is None else ()
+            self._reader = waiting[0] if waiting else None if self._broken is None else self
+            if waiting:
+                self._attended += 1
+                waiting[0].wake()
+            elif self._rests or self._broken is not None or [call for call in calls if call.done is not None]:
+                self._rests = False
+                self._call_thread()
 
     def _call_thread(self) -> None:
         with suppress(RuntimeError):  # it is called already
@@ -455,7 +481,7 @@ class Connection:
 
     def _take(self, body: bytes | memoryview) -> None:
         number = wire_values.number_of(body)
-        call = self._calls.pop(number, None)
+        call = self._calls.get(number)
         if call is None:
             if number == 0:  # no answer: why the other end does not go on
                 reason = wire_values.error_of(wire_values.unpack(body)[2])
@@ -469,14 +495,14 @@ class Connection:
                 call.error = wire_values.error_of(value)
                 if is_closing(call.error) and self._patience_s:
                     call.repeated, call.error = True, None  # it was not begun, and is asked of the next process
-                    self._calls[number] = call
                     return
             else:
                 call.result, call.connection = value, self.count
         except Exception as error:
             call.error = error
-        self._alone = 0 if self._calls else self._alone + 1
+        self._in_row = self._in_row + 1 if call.done is None else 0
         call.finish()
+        self._calls.pop(number, None)  # behind it: what an interrupt breaks off is decided when the connection ends
 
     def _lost(self, call: Call, reason: str) -> Exception:
         if self._closing is not None:  # it has begun none of those that it has not answered
@@ -501,7 +527,7 @@ class Connection:
         self._closed = True
         with self._lock:
             connection = self._socket
-        if connection is not None and self._pid == os.getpid():
+        if connection is not None and self._pid == here.pid:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             self._call_thread()

@@ -48,7 +48,7 @@ from duelog.errors import (
 from duelog.operations import wire_calls, wire_client, wire_peer, wire_server
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.operations.wire import Frames
-from duelog.operations.wire_client import Connection
+from duelog.operations.wire_client import Call, Connection
 from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
 from duelog.sending.producer import Producer
@@ -387,6 +387,72 @@ def test_an_interrupt_anywhere_in_a_call_that_reads_leaves_the_reading_to_others
         reading_alone(connected)
     assert at > 20
     assert connection._reader is None
+
+
+def test_an_interrupt_amid_a_request_begins_a_connection_as_the_next_would_be_taken_for_its_rest(
+    store: DelayedStore, connected: DelayedStore
+) -> None:
+    """A message with the bytes of other requests in it was stored."""
+    topic, connection = connected.topic("t"), reading_alone(connected)
+    consumer, whole, frames = store.topic("t").subscribe("s"), connection._socket, list[bytes]()
+
+    class Interrupted:
+        shutdown = whole.shutdown
+
+        def sendall(self, data: bytes) -> None:
+            frames.append(data)
+            whole.sendall(data[:10_000])
+            raise KeyboardInterrupt
+
+    connection._socket = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        topic.send(b"x" * 20_000)
+    connection._socket = whole
+    rest = frames[0][10_000 + frames[0].index(b"xxx") :]  # behind the beginning of its own request
+    topic.send(rest)
+    assert [message.payload for message in consumer.receive(5, timeout=0)] == [rest]
+    assert connection.count == 1
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_an_interrupt_amid_the_answer_to_another_threads_call_leaves_that_to_be_decided(
+    store: DelayedStore, connected: DelayedStore
+) -> None:
+    """At each line of taking it: the other thread waited for ever, as its call was no longer under way."""
+    connection, answers = reading_alone(connected), list[bool]()
+    consumer = connected.topic("t").subscribe("s")
+    codes = {function.__code__ for function in (Connection._take, Call.finish, Call.wake)}
+
+    def ask() -> None:
+        until(lambda: connection._reader is not None)
+        answers.append(connected.topic("t").exists())
+
+    for at in itertools.count(1):
+        left = at
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code in codes and event == "line":
+                left -= 1
+                if not left:
+                    raise KeyboardInterrupt
+            return trace
+
+        other = threading.Thread(target=ask, daemon=True)
+        other.start()
+        sys.settrace(trace)
+        try:
+            consumer.receive(timeout=0.3)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        other.join(timeout=30)
+        assert answers == [True] * at
+        if left > 0:
+            break
+        reading_alone(connected)
+    assert at > 10
 
 
 def test_a_receiver_of_pushed_messages_waits_and_is_woken(store: DelayedStore) -> None:
