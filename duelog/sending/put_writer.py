@@ -30,7 +30,7 @@ from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
 from .sender import Sender
 from .topic_sender import SendKeyed
 
-_FEW = 12
+_FEW = 6
 """So many messages without keys are appended one by one, which a batch is too much work for."""
 
 
