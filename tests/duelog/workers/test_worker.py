@@ -33,6 +33,7 @@ from duelog.errors import ClosedError, HandlersHang, InvalidArgument, StoreFaile
 from duelog.store.clock import Monitor
 from duelog.workers.task_runner import LONGEST_BACKOFF_MS, Task, reason_of
 from tests.conftest import OpenStore
+from tests.store.commits import until
 
 FIRING = StoreConfig(background=True)
 
@@ -64,8 +65,7 @@ def backlog(store: DelayedStore, topic: str) -> int:
 
 def await_retry(store: DelayedStore) -> None:
     """Until the retry of a message has been sent."""
-    while store.topic("t").stats().pending == 0:
-        os.sched_yield()
+    until(lambda: store.topic("t").stats().pending)
 
 
 def both_kinds(function: Callable[[ReceivedMessage], object]) -> dict[str, Callable[[ReceivedMessage], object]]:
@@ -112,6 +112,20 @@ class Bench:
         self.gate = Gate(self.log)
         self.stopping = ExitStack()
 
+    def note(self, message: ReceivedMessage) -> None:
+        """A function that notes its payload."""
+        self.log.add(message.payload)
+
+    def failing(self, error: type[BaseException], *, but: object = None) -> Callable[[ReceivedMessage], object]:
+        """A function that notes its payload and raises, except for one payload."""
+
+        def fail(message: ReceivedMessage) -> None:
+            self.log.add(message.payload)
+            if message.payload != but:
+                raise error("planted")
+
+        return fail
+
     def run(self, function: Callable[[ReceivedMessage], object], *, drain: Any = 30, **options: Any) -> Worker:
         """Have a worker run a function for topic `t`, with options of the task; stopped at the end."""
         worker = Worker(self.store, drain=drain)
@@ -136,7 +150,7 @@ def test_messages_are_acknowledged_when_the_function_returns(bench: Bench, kind:
     """Those that are due, and the later ones when they are."""
     topic = bench.store.topic("t")
     topic.send_batch([Message(b"%d" % n, deliver_after=n % 2 * 60) for n in range(40)])
-    worker = bench.run(both_kinds(lambda message: bench.log.add(message.payload))[kind])
+    worker = bench.run(both_kinds(bench.note)[kind])
     bench.log.wait(20)
     bench.clock.advance(60_000)
     bench.log.wait(40)
@@ -241,7 +255,7 @@ def test_a_message_that_failed_too_often_before_is_a_dead_letter_without_being_r
     with topic.subscribe("worker", type="shared") as consumer:
         for _ in range(3):
             consumer.nack(consumer.receive()[0], delay=0)
-    worker = bench.run(lambda message: bench.log.add(message.payload), retries=2)
+    worker = bench.run(bench.note, retries=2)
     bench.log.wait(1)
     worker.stop()
     assert bench.log.seen == [b"fine"]
@@ -271,8 +285,7 @@ def test_a_message_that_failed_and_then_crashed_keeps_its_last_exception(bench: 
     with topic.subscribe("worker", type="shared") as consumer:
         consumer.receive()  # and dies with it
     worker.start()
-    while not list(bench.store.dead_letters()):
-        os.sched_yield()
+    until(lambda: list(bench.store.dead_letters()))
     assert failures == [None, "ValueError: number 1"]
     assert [(letter.reason, letter.attempts) for letter in bench.store.dead_letters()] == [("ValueError: number 2", 3)]
 
@@ -321,8 +334,7 @@ def test_stopping_waits_for_what_runs_and_takes_nothing_new(bench: Bench) -> Non
     bench.log.wait(2)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    while not all(runner._stopped for runner in worker._runners):
-        os.sched_yield()
+    until(lambda: all(runner._stopped for runner in worker._runners))
     bench.gate.open()
     stopping.join(60)
     assert bench.log.seen == [b"0", b"1"]
@@ -424,8 +436,7 @@ def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
     @worker.task("t")
     def stuck(message: ReceivedMessage) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not worker._asked:
-            os.sched_yield()
+        until(lambda: worker._asked)
         os.kill(os.getpid(), signal.SIGTERM)
         gate.wait(60)
 
@@ -458,8 +469,7 @@ def test_a_store_that_its_program_closes_ends_the_run(open_store: OpenStore) -> 
     worker.task("t")(lambda message: None)
     running = threading.Thread(target=worker.run)
     running.start()
-    while not any(runner.receiving for runner in worker._runners):
-        os.sched_yield()
+    until(lambda: any(runner.receiving for runner in worker._runners))
     store.close()
     running.join(60)
     assert not running.is_alive()
@@ -475,7 +485,7 @@ def test_a_full_disk_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr("duelog.subscription.Subscription.poll", poll)
-        worker = bench.run(lambda message: bench.log.add(message.payload))
+        worker = bench.run(bench.note)
         assert full.wait(60)
     bench.store.topic("t").send(b"x")
     while not bench.log.seen:
@@ -485,11 +495,6 @@ def test_a_full_disk_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
 def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk loses no message, and gives it up later."""
-
-    def fail(message: ReceivedMessage) -> None:
-        bench.log.add(message.payload)
-        raise RuntimeError("x")
-
     bench.store.topic("t").send(b"x")
     refused = threading.Event()
 
@@ -499,7 +504,7 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench, m
 
     with monkeypatch.context() as patch:
         patch.setattr("duelog.topics.dead_letters.DeadLetters.bury", bury)
-        worker = bench.run(fail, retries=0)
+        worker = bench.run(bench.failing(RuntimeError), retries=0)
         assert refused.wait(60)
     while not list(bench.store.dead_letters()):
         bench.clock.advance(1_000)
@@ -528,7 +533,7 @@ def test_an_error_outside_duelogs_own_while_a_message_is_acknowledged_ends_no_th
         return acknowledge(self, *args, **options)
 
     monkeypatch.setattr("duelog.subscription.Subscription.ack", ack)
-    worker = bench.run(both_kinds(lambda message: bench.log.add(message.payload))[kind], concurrency=2)
+    worker = bench.run(both_kinds(bench.note)[kind], concurrency=2)
     while backlog(bench.store, "t"):
         bench.clock.advance(1_000)
     worker.stop()
@@ -541,14 +546,8 @@ def test_whatever_a_handler_raises_is_a_failed_delivery_and_ends_no_thread_of_it
     bench: Bench, kind: str, error: type[BaseException]
 ) -> None:
     """SystemExit, KeyboardInterrupt and a cancellation of its own too; the other messages are run."""
-
-    def fail(message: ReceivedMessage) -> None:
-        bench.log.add(message.payload)
-        if message.payload != b"9":
-            raise error("planted")
-
     bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(10)])
-    worker = bench.run(both_kinds(fail)[kind], concurrency=2, retries=0)
+    worker = bench.run(both_kinds(bench.failing(error, but=b"9"))[kind], concurrency=2, retries=0)
     bench.log.wait(10)
     worker.stop()
     assert len(list(bench.store.dead_letters())) == 9
@@ -625,23 +624,18 @@ def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(bench: Benc
 def test_a_worker_logs_its_start_and_its_end_in_a_line_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Version, store and tasks; then how long it ran and what became of messages."""
     caplog.set_level("INFO", "duelog.worker")
-
-    def fail(message: ReceivedMessage) -> None:
-        bench.log.add(message.payload)
-        raise ValueError
-
     worker = Worker(bench.store, name="w")
-    worker.task("a", concurrency=3, timeout=timedelta(minutes=1))(lambda message: bench.log.add(message.payload))
-    worker.task("b", retries=0)(fail)
+    worker.task("a", concurrency=3, timeout=timedelta(minutes=1))(bench.note)
+    worker.task("b", retries=0)(bench.failing(ValueError))
     with worker:
         for topic in ("a", "a", "b"):
             bench.store.topic(topic).send(b"x")
         bench.log.wait(3)
         bench.clock.advance(90_000)
     said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
-    name = "test_a_worker_logs_its_start_and_its_end_in_a_line_each.<locals>"
     tasks = (
-        f"{name}.<lambda> for a (concurrency 3, retries 5, timeout 60 s), {name}.fail for b (concurrency 8, retries 0)"
+        "Bench.note for a (concurrency 3, retries 5, timeout 60 s), "
+        "Bench.failing.<locals>.fail for b (concurrency 8, retries 0)"
     )
     assert said == [
         f"worker w starts: duelog {duelog.__version__}, store {bench.store.path}: {tasks}",
@@ -655,23 +649,18 @@ def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of
 ) -> None:
     """Though each retry is a message of its own; with how many there may be."""
     first_id = bench.store.topic("t").send(b"x")
-
-    def fail(message: ReceivedMessage) -> None:
-        bench.log.add(message.payload)
-        raise ValueError("no")
-
-    worker = bench.run(both_kinds(fail)[kind], retries=2, backoff=1)
+    worker = bench.run(both_kinds(bench.failing(ValueError))[kind], retries=2, backoff=1)
     for count in (1, 2, 3):
         bench.log.wait(count)
-        while count < 3 and bench.store.topic("t").stats().pending == 0:
-            os.sched_yield()
+        if count < 3:
+            await_retry(bench.store)
         bench.clock.advance(10_000)
     worker.stop()
     of_tasks = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     assert [record.getMessage().partition(": ")[2] for record in of_tasks] == [
-        f"{first_id} failed, attempt 1 of 3, again in 1 s: ValueError: no",
-        f"{first_id} failed, attempt 2 of 3, again in 2 s: ValueError: no",
-        f"{first_id} becomes a dead letter after 3 attempts: ValueError: no",
+        f"{first_id} failed, attempt 1 of 3, again in 1 s: ValueError: planted",
+        f"{first_id} failed, attempt 2 of 3, again in 2 s: ValueError: planted",
+        f"{first_id} becomes a dead letter after 3 attempts: ValueError: planted",
     ]
     for record in of_tasks:
         assert record.exc_info is not None
@@ -779,8 +768,7 @@ def test_a_function_that_hangs_is_given_up_told_and_its_thread_replaced(
     assert "task_runner.py" not in given_up[0]
     assert [letter.reason for letter in bench.store.dead_letters()] == ["TimeoutError: it took longer than 5 s"]
     bench.gate.open()
-    while not any("when it had been given up" in record.getMessage() for record in caplog.records):
-        os.sched_yield()
+    until(lambda: any("when it had been given up" in record.getMessage() for record in caplog.records))
     assert worker.stop() == 0
     assert len(list(bench.store.dead_letters())) == 1
 
@@ -800,8 +788,7 @@ def test_a_function_that_was_given_up_and_returns_does_not_acknowledge_the_retry
     await_retry(bench.store)
     bench.gate.open()
     (runner,) = worker._runners
-    while runner._hanging:
-        os.sched_yield()
+    until(lambda: not runner._hanging)
     assert topic.stats().pending == 1
     bench.clock.advance(60_000)
     bench.log.wait(2)
@@ -825,14 +812,13 @@ def test_an_attempt_whose_time_is_over_before_a_thread_takes_it_is_not_run(
 
     monkeypatch.setattr("duelog.workers.task_runner.queue.SimpleQueue", Slow)
     bench.store.topic("t").send_batch([Message(b"late"), Message(b"next")])
-    worker = bench.run(lambda message: bench.log.add(message.payload), concurrency=1, timeout=5, retries=0)
+    worker = bench.run(bench.note, concurrency=1, timeout=5, retries=0)
     assert taken.wait(60)
     bench.clock.advance(5_000)
     bench.log.wait(1)
     bench.gate.open()
     (runner,) = worker._runners
-    while runner._hanging:
-        os.sched_yield()
+    until(lambda: not runner._hanging)
     assert worker.stop() == 0
     assert bench.log.seen == [b"next"]
     assert [letter.payload for letter in bench.store.dead_letters()] == [b"late"]
@@ -862,8 +848,7 @@ def test_threads_that_hang_are_replaced_up_to_a_bound_and_run_again_when_they_re
     bench.log.wait(5)
     assert [attempt.stuck for attempt in runner._hanging.values()] == [False, False, True]
     bench.gate.open()
-    while runner._hanging:
-        os.sched_yield()
+    until(lambda: not runner._hanging)
     topic.send_batch([Message(b"pair"), Message(b"pair")])
     bench.log.wait(7)
     assert worker.stop() == 0
@@ -913,8 +898,7 @@ def test_the_longest_running_handler_is_told_until_it_returns(bench: Bench, kind
     bench.clock.advance(7_000)
     assert longest() == 9_000
     bench.gate.open()
-    while longest():
-        os.sched_yield()
+    until(lambda: not longest())
     worker.stop()
     assert longest() is None
 
@@ -936,8 +920,8 @@ def test_a_task_tells_what_runs_what_failed_and_with_what_traceback(bench: Bench
     bench.clock.advance(2_000)
     bad = bench.store.topic("t").send(b"bad")
     await_retry(bench.store)
-    while not (task := subscription("worker").tasks()[0]).failures:
-        os.sched_yield()
+    until(lambda: subscription("worker").tasks()[0].failures)
+    (task,) = subscription("worker").tasks()
     assert [(each.message_id, each.attempt, each.began_ms) for each in task.attempts] == [
         (first, 1, bench.clock.now_ms() - 2_000)
     ]
@@ -953,8 +937,8 @@ def test_a_task_tells_what_runs_what_failed_and_with_what_traceback(bench: Bench
     for number in range(6):
         bench.store.topic("t").send(b"bad%d" % number)
     bench.clock.advance(61_000)
-    while (task := subscription("worker").tasks()[0]).failed < 8:
-        os.sched_yield()
+    until(lambda: subscription("worker").tasks()[0].failed >= 8)
+    (task,) = subscription("worker").tasks()
     assert len(task.failures) == 5
     assert [each.again_ms for each in task.failures if each.reason == "ValueError: bad"] in ([], [None])
     bench.gate.open()
