@@ -20,21 +20,15 @@ from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.command_line import files, json_of, ok, refused, run
 
 
-def test_an_audit_changes_none_of_the_stores_files(healthy: tuple[Path, int]) -> None:
-    """No file is made, removed or written."""
-    path, _ = healthy
-    before = files(path)
-    ok("audit", path)
-    ok("audit", path, "--headers", "--json")
-    assert files(path) == before
-
-
-def test_a_healthy_store_gives_status_0_and_says_what_is_held(healthy: tuple[Path, int]) -> None:
-    """A partition that a slow subscription holds is in the table, and is no finding."""
+def test_a_healthy_store_gives_status_0_says_what_is_held_and_is_not_changed(healthy: tuple[Path, int]) -> None:
+    """A partition that a slow subscription holds is in the table, and is no finding; no file is made or written."""
     path, now_ms = healthy
+    before = files(path)
     text = ok("audit", path, "--as-of", now_ms)
     assert "held partitions: 16" in text
     assert "slow" in text
+    ok("audit", path, "--headers", "--json")
+    assert files(path) == before
 
 
 def test_findings_give_status_1(healthy: tuple[Path, int], tmp_path: Path) -> None:
@@ -65,14 +59,12 @@ def test_output_is_written_into_a_directory(healthy: tuple[Path, int], tmp_path:
     assert "expected one store" in refused("audit", healthy[0], healthy[0], "--html")
 
 
-def test_output_into_the_store_is_refused(healthy: tuple[Path, int]) -> None:
-    """Opening the store would remove it."""
+def test_what_cannot_be_audited_is_refused(healthy: tuple[Path, int], tmp_path: Path) -> None:
+    """A missing directory, none at all, a store and an export at once, what is none, output into the store."""
     assert "inside the store" in refused("audit", healthy[0], "--output", healthy[0] / "staging" / "report")
     assert not (healthy[0] / "staging" / "report").exists()
-
-
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
-    """A missing directory, none at all, a store and an export at once, a time that is none."""
+    assert "no export" in refused("audit", "--from-parquet", healthy[0])
+    assert "no export" in refused("audit", "--from-parquet", tmp_path)
     assert "there is no such directory" in refused("audit", tmp_path / "none")
     assert "expected a store" in refused("audit")
     assert "expected a store" in refused("audit", tmp_path, "--from-parquet", tmp_path)
@@ -148,13 +140,9 @@ def found(path: Path, now_ms: int) -> list[tuple[str, str, str, int]]:
     return of_audit
 
 
-def test_what_fired_more_than_a_minute_late_is_a_warning(path: Path) -> None:
-    """Two by 90 and 120 s, and one by just a minute; what has fired in time is not, nor what is still to come."""
+def test_what_fired_more_than_a_minute_late_or_has_been_due_for_so_long_is_a_warning(path: Path) -> None:
+    """Late by 90, 120 and just 60 s, nothing else; due from the minute on, with the time since which it goes on."""
     assert found(path, START_MS + 190_000) == [("warning", "late", NAMES[0], 3)]
-
-
-def test_what_has_been_due_for_more_than_a_minute_is_a_warning(path: Path) -> None:
-    """From the minute on, message by message; with the time since which it goes on."""
     due_ms = START_MS + 190_000 + 60_000
     assert [each[1] for each in found(path, due_ms + 59_999)] == ["late"]
     assert found(path, due_ms + 60_000)[1:] == [("warning", "overdue", NAMES[1], 1)]
@@ -163,17 +151,13 @@ def test_what_has_been_due_for_more_than_a_minute_is_a_warning(path: Path) -> No
     assert overdue.message.startswith("3 have not fired, the oldest due since 2026-09-21T")
 
 
-def test_the_page_is_not_green_over_them(path: Path) -> None:
-    """The verdict counts them, and the findings name the topics."""
+def test_the_page_is_not_green_over_them_and_the_exit_status_not_changed(path: Path) -> None:
+    """Neither of `check`, which says whether there is damage, nor of `audit`; both print them, with their topics."""
     text = page(audit_store(path, as_of_ms=START_MS + 900_000))
     assert 'class="verdict so-so"' in text
     assert 'class="verdict good"' not in text
     assert "2 warnings" in text
     assert all(name in text for name in NAMES)
-
-
-def test_they_do_not_change_the_exit_status(path: Path) -> None:
-    """Neither of `check`, which says whether there is damage, nor of `audit`; both print them."""
     shown = [json.loads(line) for line in ok("check", path, "--json").splitlines()]  # by the machine's clock
     assert ("warning", "late", NAMES[0]) in [(each["severity"], each["code"], each["address"]) for each in shown]
     assert {each["code"] for each in shown} <= {"late", "overdue"}

@@ -18,7 +18,7 @@ from tests.audit import planting
 from tests.audit.histories import damage
 from tests.audit.planting import ALONE, PLANTS, Expected, Plant, Victim
 from tests.tools.arrow.every_table import fill
-from tests.tools.command_line import PAST_MS, json_of, refused
+from tests.tools.command_line import PAST_MS, json_of
 
 SEED = 20_261_121
 
@@ -135,12 +135,6 @@ def test_damage_that_was_exported_is_found(healthy: tuple[Path, int], tmp_path: 
     export_store(victim.path, tmp_path / "export")
     found = audit_export(tmp_path / "export", as_of_ms=healthy[1]).findings
     assert unmatched(found, expected) == ([], [])
-
-
-def test_a_directory_that_is_no_export_is_refused(healthy: tuple[Path, int], tmp_path: Path) -> None:
-    """A store, an empty directory."""
-    assert "no export" in refused("audit", "--from-parquet", healthy[0])
-    assert "no export" in refused("audit", "--from-parquet", tmp_path)
 
 
 def test_an_export_has_the_dead_letter_table_of_its_store(tmp_path: Path) -> None:

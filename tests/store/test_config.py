@@ -134,14 +134,10 @@ def make(**settings: Any) -> StoreConfig:
     return StoreConfig(**settings)
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    """The fields, their order and their defaults are those that stand above."""
+def test_defaults_are_the_documented_ones_and_every_field_is_explained() -> None:
+    """Fields, order and defaults are those that stand above; the docstring has a paragraph for each, and no other."""
     assert dataclasses.asdict(StoreConfig()) == DEFAULTS
     assert [field.name for field in dataclasses.fields(StoreConfig)] == list(DEFAULTS)
-
-
-def test_every_field_is_explained() -> None:
-    """The docstring has a paragraph for each field, in the order of the fields, and for nothing else."""
     assert StoreConfig.__doc__ is not None
     assert re.findall(r"^    ([a-z_]+): ", StoreConfig.__doc__, re.MULTILINE) == list(DEFAULTS)
 

@@ -123,32 +123,19 @@ async def test_a_wrong_checksum_and_a_transaction_are_refused_as_such(here: Prod
 
 
 async def test_a_due_time_of_the_client_holds(open_store: OpenStore, clock: ManualClock) -> None:
-    """Absent, zero or past: at once; a fixed delay of the topic wins, and the blob stays."""
-    store = open_store()
-    here, peer = Producing(store), FakePeer()
-    await here.opened(peer)
-    for sequence_id, late in enumerate([None, 0, 5, clock.now_ms() - 1, clock.now_ms() + 2_000]):
-        here.put(peer, sequence_id, deliver_at_time=late)
-    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=9_000), topic="t")
-    here.put(peer, 5)
-    await here.stored()
-    scheduled = [each.due_ms - clock.now_ms() for each in here.topic.scheduled()]
-    assert receipts(peer) == [*range(6)]
-    assert scheduled == [2_000, 9_000]
-
-
-async def test_delays_over_the_maximum_are_clamped_where_that_is_configured(
-    open_store: OpenStore, clock: ManualClock
-) -> None:
-    """The message is stored with the longest delay allowed."""
+    """Absent, zero or past: at once; the longest allowed where that is configured, a fixed delay of the topic wins."""
     store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=3_000), topic="t")
     here, peer = Producing(store, delay_rejection="clamp"), FakePeer()
     await here.opened(peer)
-    here.put(peer, 0, deliver_at_time=clock.now_ms() + 60_000)
+    for sequence_id, late in enumerate([None, 0, 5, *(clock.now_ms() + delay for delay in (-1, 2_000, 60_000))]):
+        here.put(peer, sequence_id, deliver_at_time=late)
+    store.set_policies(DelayedDeliveryPolicies(fixed_delivery_delay_ms=9_000), topic="t")
+    here.put(peer, 6)
     await here.stored()
-    assert answers(peer) == [(0, None)]
-    assert [each.due_ms - clock.now_ms() for each in here.topic.scheduled()] == [3_000]
+    scheduled = [each.due_ms - clock.now_ms() for each in here.topic.scheduled()]
+    assert receipts(peer) == [*range(7)]
+    assert scheduled == [2_000, 3_000, 9_000]
 
 
 async def test_a_stored_number_is_answered_with_no_id(open_store: OpenStore) -> None:
