@@ -99,7 +99,7 @@ class Service:
     def send(self, item: Outgoing) -> bool:
         """Have a message written at the end of the turn; False: there is no capacity. Of the thread."""
         size = item.size
-        if not self.outbox.has_room(self._sends_bytes + size):
+        if not self.outbox.has_room(size, self._sends_bytes):
             return False
         self._sends.append(item)
         self._sends_bytes += size

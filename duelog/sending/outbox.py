@@ -185,9 +185,13 @@ class Outbox:
                 raise
         return True
 
-    def has_room(self, size: int) -> bool:
-        """True if messages of `size` bytes are within the bound, or nothing else is in flight."""
-        return not self._bytes or self._bytes + size <= self._max_bytes
+    def has_room(self, size: int, before: int) -> bool:
+        """True if a message of `size` bytes is within the bound, or nothing else is in flight.
+
+        before: bytes of messages that the caller puts in together with it.
+        """
+        others = self._bytes + before
+        return not others or others + size <= self._max_bytes
 
     def put_together(self, items: Sequence[Outgoing], size: int) -> bool:
         """Take messages of `size` bytes, for which `has_room` was asked; True: the caller is the thread that writes.

@@ -51,6 +51,7 @@ from duelog.operations.wire import Frames
 from duelog.operations.wire_client import Call, Connection
 from duelog.operations.wire_peer import WirePeer
 from duelog.partitions.producer_numbers import split_key
+from duelog.sending.outbox import Outbox
 from duelog.sending.producer import Producer
 from duelog.store.codec.format import Table
 from tests.conftest import applied, present
@@ -524,8 +525,18 @@ def test_a_future_of_a_message_that_cannot_be_taken_is_none(connected: DelayedSt
 def test_more_requests_than_may_be_under_way_and_more_bytes_than_the_outbox_takes_are_all_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server does not read on meanwhile; the order of the messages is that of the calls."""
+    """The server does not read on meanwhile; the order of the messages is that of the calls.
+
+    Messages that come in one turn while nothing is in flight are no more than the bound either.
+    """
     monkeypatch.setattr(wire_peer, "MOST_REQUESTS", 8)
+    put_together, sizes = Outbox.put_together, list[int]()
+
+    def put(self: Outbox, items: Any, size: int) -> bool:
+        sizes.append(size)
+        return put_together(self, items, size)
+
+    monkeypatch.setattr(Outbox, "put_together", put)
     with (
         DelayedStore.open(tmp_path / "store", StoreConfig(max_in_flight_bytes=2_000)) as store,
         duelog.connect(store.path) as connected,
@@ -536,6 +547,7 @@ def test_more_requests_than_may_be_under_way_and_more_bytes_than_the_outbox_take
         ids = [future.result(20) for future in futures]
         assert ids == sorted(set(ids))
         assert [message.payload for message in consumer.receive(300, timeout=20)] == payloads
+    assert 0 < max(sizes) <= 2_000
 
 
 def test_a_connected_store_for_asyncio(store: DelayedStore) -> None:
