@@ -143,16 +143,11 @@ def refused(method: PasswordMethod, data: bytes) -> str:
     return str(caught.value)
 
 
-def test_a_right_password_proves_the_user(path: Path) -> None:
-    """It may have a colon in it."""
+def test_a_right_password_proves_the_user_and_a_refusal_does_not_tell_whether_there_is_one(path: Path) -> None:
+    """It may have a colon in it; an unknown user's password is hashed, too, so that the time does not tell either."""
     method = PasswordMethod(path)
     assert method.prove(b"me:secret") == ("me", "basic", None)
     assert method.prove(b"you:other:one").role == "you"
-
-
-def test_a_refusal_does_not_tell_whether_there_is_such_a_user(path: Path) -> None:
-    """Nor does the time it takes: an unknown user's password is hashed, too."""
-    method = PasswordMethod(path)
     assert refused(method, b"me:wrong") == refused(method, b"nobody:wrong")
     assert "secret" not in refused(method, b"me:wrong")
 

@@ -56,12 +56,6 @@ def test_a_tick_rounds_up_by_less_than_itself_and_never_down(tick_ms: int, delay
             assert after - before < tick_ms
 
 
-def test_a_tick_does_not_round_past_the_latest_due_time() -> None:
-    """The last instant that can be asked for is kept."""
-    effective = resolve(TOPIC, DelayedDeliveryPolicies(tick_time_ms=1000), None, None)
-    assert effective.apply(np.array([MAX_DUE_MS]), NOW_MS).tolist() == [MAX_DUE_MS]
-
-
 def test_a_delay_of_just_the_maximum_is_taken_and_one_more_is_refused() -> None:
     """The error says what was asked, the limit, and where it was set."""
     effective = resolve(TOPIC, None, DelayedDeliveryPolicies(max_delivery_delay_ms=500), None)
@@ -71,37 +65,29 @@ def test_a_delay_of_just_the_maximum_is_taken_and_one_more_is_refused() -> None:
     assert (caught.value.asked_ms, caught.value.limit_ms, caught.value.set_at) == (501, 500, "namespace shop/mail")
 
 
-def test_the_maximum_is_held_against_what_was_asked_not_against_the_tick() -> None:
-    """Rounding up to a tick does not make a delay too long."""
-    effective = resolve(TOPIC, DelayedDeliveryPolicies(tick_time_ms=1000, max_delivery_delay_ms=500), None, None)
-    assert effective.apply(np.array([NOW_MS + 500]), NOW_MS).tolist() == [1_790_000_001_000]
+Delays = DelayedDeliveryPolicies
+IN_FORCE: list[tuple[str, tuple[Delays | None, Delays | None, Delays | None], list[int], list[int]]] = [
+    ("a tick does not round past the latest due time", (Delays(tick_time_ms=1000), None, None),
+     [MAX_DUE_MS - NOW_MS], [MAX_DUE_MS - NOW_MS]),
+    ("nor makes a delay too long", (Delays(tick_time_ms=1000, max_delivery_delay_ms=500), None, None),
+     [500], [1_790_000_001_000 - NOW_MS]),
+    ("a fixed delay beats what was asked, and the maximum",
+     (Delays(max_delivery_delay_ms=500), Delays(fixed_delivery_delay_ms=2_000), None),
+     [0, 10, 9_000_000], [2_000] * 3),
+    ("zeros of the topic turn off what its namespace sets",
+     (None, Delays(True, 1000, 5, 7), Delays(None, 0, 0, 0)), [9_999], [9_999]),
+    ("where delays are off all is due now", (None, None, Delays(False, 1000, 5, 7)), [-5, 9_999], [0, 0]),
+]  # fmt: skip
 
 
-def test_a_fixed_delay_overrides_what_was_asked_and_beats_the_maximum() -> None:
-    """Every message gets it: without a delay, with a shorter one, with one over the maximum."""
-    effective = resolve(
-        TOPIC,
-        DelayedDeliveryPolicies(max_delivery_delay_ms=500),
-        DelayedDeliveryPolicies(fixed_delivery_delay_ms=2_000),
-        None,
-    )
-    asked = np.array([NOW_MS, NOW_MS + 10, NOW_MS + 9_000_000])
-    assert effective.apply(asked, NOW_MS).tolist() == [NOW_MS + 2_000] * 3
-
-
-def test_a_zero_at_the_topic_turns_off_what_its_namespace_sets() -> None:
-    """Maximum, fixed delay and tick alike."""
-    of_namespace = DelayedDeliveryPolicies(True, 1000, 5, 7)
-    effective = resolve(TOPIC, None, of_namespace, DelayedDeliveryPolicies(None, 0, 0, 0))
+def test_a_due_time_is_what_the_policies_in_force_make_of_what_was_asked() -> None:
+    """Of store, namespace and topic: tick, maximum, fixed delay, and delays that are off."""
+    for what, scopes, asked, expected in IN_FORCE:
+        found = resolve(TOPIC, *scopes).apply(np.array(asked) + NOW_MS, NOW_MS) - NOW_MS
+        assert found.tolist() == expected, what
+    effective = resolve(TOPIC, *IN_FORCE[3][1])
     assert effective.is_plain
     assert effective.set_at["tick_time_ms"] == "topic persistent://shop/mail/reminders"
-    assert effective.apply(np.array([NOW_MS + 9_999]), NOW_MS).tolist() == [NOW_MS + 9_999]
-
-
-def test_where_delays_are_off_every_message_is_due_now() -> None:
-    """Neither a fixed delay nor the maximum applies then."""
-    effective = resolve(TOPIC, None, None, DelayedDeliveryPolicies(False, 1000, 5, 7))
-    assert effective.apply(np.array([NOW_MS - 5, NOW_MS + 9_999]), NOW_MS).tolist() == [NOW_MS, NOW_MS]
 
 
 @pytest.mark.parametrize(
