@@ -6,7 +6,7 @@ their store when they are made. The list is filled once all parts are there, so 
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,13 @@ class StoreListener:
     Each method does nothing here; a listener overrides those that it wants. They take leaf locks only, and are
     called by `tell`.
     """
+
+    hears: ClassVar[frozenset[str]] = frozenset()
+    """The names of the methods that are overridden."""
+
+    def __init_subclass__(cls) -> None:
+        events = (name for name in vars(StoreListener) if not name.startswith("_"))
+        cls.hears = frozenset(name for name in events if getattr(cls, name) is not getattr(StoreListener, name))
 
     def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
         """A group commit for `requests` callers is on disk, and memory knows it.
@@ -92,6 +99,7 @@ def tell(
     listeners: Sequence[StoreListener], event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs
 ) -> None:
     """Tell of an event, a method of StoreListener, those that override it: a call for nothing costs a send 1 %."""
+    name = event.__name__
     for listener in listeners:
-        if getattr(type(listener), event.__name__) is not event:
-            call_supplied(getattr(listener, event.__name__), *args, **kwargs)
+        if name in listener.hears:
+            call_supplied(getattr(listener, name), *args, **kwargs)

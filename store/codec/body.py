@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from ..duration import Duration
+from ..duration import Duration, duration_ms
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import (
     EARLIEST_DUE_MS,
@@ -280,15 +280,17 @@ def encode_send(
         type(payload) is bytes
         and key is None
         and properties is None
-        and deliver_after is None
         and ttl is None
         and dedup_key is None
-        and (type(deliver_at) is int or deliver_at is None)
+        and (deliver_at is None or (type(deliver_at) is int and deliver_at >= EARLIEST_DUE_MS))
+        and (deliver_after is None or deliver_at is None)
         and (size := len(payload)) <= min(_BARE_TO_BYTES, max_message_bytes - _BARE_16.size)
         and now_ms >= _BARE_FROM_MS
     ):
         due_ms = now_ms if deliver_at is None else deliver_at
-        if (due_ms >= EARLIEST_DUE_MS or deliver_at is None) and due_ms <= MAX_DUE_MS:
+        if deliver_after is not None:
+            due_ms += duration_ms("deliver_after", deliver_after, InvalidMessage)
+        if due_ms <= MAX_DUE_MS:
             if size < 1 << 8:
                 return due_ms, _BARE_8.pack(_BARE_FORM, now_ms, _BIN_8, size) + payload
             return due_ms, _BARE_16.pack(_BARE_FORM, now_ms, _BIN_16, size) + payload
