@@ -6,28 +6,34 @@
 
 Little-endian. It has all groups with rows and places from `begin` on, before `end`. `begin` is the `end` of the object
 before; another says that groups between the two were never shipped. `prev_crc` is the crc of the object before, 0 of
-the first. `time_ms`: every group was written by then. `owner` says who made it (`Owner`). codec 0: as they are. `kind`:
+the first. `time_ms`: every group was written by then. `owner` says who made it (`Owner`). `kind`:
 
 - 1: groups.
 - 2: a heartbeat: nothing was written for a third of the lease.
 - 3: a fence: who makes it leads from there on, in a higher epoch. Places of the new leader begin at its `end`.
 - 4: the leader has closed the store, and holds its lease no longer.
 
-A group is the bytes that it has in its segment, from byte `at` on, with the checksum that its writer made;
-`crc` is that checksum again. So shipping reads no payload, and what is restored is what was sent: the checksum of the
-object covers all that lies before it, the groups cover themselves.
+A group is the bytes that it has in its segment, from byte `at` on, with the checksum that its writer made, and behind
+them, of codec 1, the bodies that its rows name in body files, in the order of the rows; `crc` is that checksum again.
+So shipping reads no payload, and what is restored is what was sent: the checksum of the object covers all that lies
+before it, the groups cover themselves, and their runs each body. In codec 0 every group has its bodies in it.
 """
 
+import logging
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Self
 
 from duelog.store.codec.checksum import crc32
 from duelog.store.errors import ReplicaDamaged
 from duelog.store.wal.segment import Group, RawGroup
 
+_log = logging.getLogger("duelog.replica")
+
 MAGIC = b"DUELOGLO"
 VERSION = 1
+_CODEC = 1
 GROUPS, HEARTBEAT, FENCE, RESIGNED = 1, 2, 3, 4
 """Kinds of objects."""
 
@@ -82,7 +88,7 @@ class LogObject(NamedTuple):
             MAGIC,
             VERSION,
             self.kind,
-            0,
+            _CODEC,
             self.store_id,
             self.epoch,
             self.seq,
@@ -95,7 +101,7 @@ class LogObject(NamedTuple):
         )
         indices = [_INDEX.pack(raw.position, raw.at, raw.size, _CRC.unpack_from(raw.content)[0]) for raw in self.raw]
         head = b"".join((header, owner, *indices))
-        return [head + _CRC.pack(crc32(head)), *(part for raw in self.raw for part in (raw.content, *raw.more))]
+        return [head + _CRC.pack(crc32(head)), *(part for raw in self.raw for part in (raw.content, *raw.bodies))]
 
 
 def crc_of(content: bytes | bytearray | memoryview) -> int:
@@ -110,7 +116,10 @@ def _head_bytes(content: bytes | bytearray | memoryview) -> int:
 
 
 def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]:
-    """Read a log object, and verify its groups. Raises ReplicaDamaged, which names it."""
+    """Read a log object, and verify its groups. Raises ReplicaDamaged, which names it.
+
+    A body that lies apart and does not match its checksum is told in the log: it may be that of the sender's disk.
+    """
     if len(content) < _HEADER.size or content[:8] != MAGIC:
         raise ReplicaDamaged(url, name, "is no log object")
     head = _head_bytes(content)
@@ -119,7 +128,7 @@ def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]
     _, version, kind, codec, store_id, epoch, seq, begin, end, time_ms, prev_crc, owner_length, count = (
         _HEADER.unpack_from(content)
     )
-    if (version, codec) != (VERSION, 0) or kind not in (GROUPS, HEARTBEAT, FENCE, RESIGNED):
+    if version != VERSION or codec > _CODEC or kind not in (GROUPS, HEARTBEAT, FENCE, RESIGNED):
         raise ReplicaDamaged(url, name, f"is of version {version}, kind {kind}, codec {codec}: a later duelog reads it")
     owner = content[_HEADER.size : _HEADER.size + owner_length].decode()
     whole, raws, groups = memoryview(content), [], []
@@ -127,7 +136,7 @@ def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]
     for number in range(count):
         place, begins, length, crc = _INDEX.unpack_from(content, _HEADER.size + owner_length + number * _INDEX.size)
         raw = RawGroup(place, begins, 0, whole[at : at + length])
-        group = raw.verified(store_id)
+        group = raw.whole(store_id, partial(_log.error, "%s: %s has damaged messages: %s", url, name))
         if group is None or group.position != place or _CRC.unpack_from(raw.content)[0] != crc:
             raise ReplicaDamaged(url, name, f"does not match its checksum, in group {place}")
         at += length

@@ -3,7 +3,7 @@
 A segment that is applied would be used again. One that has groups to be shipped is put aside in wal/ as NUMBER.kept
 until the tail has passed it (`KeptLog`), where recovery and readers do not look. Body files have a second name in
 wal/bodies/: one that goes with its ledger or its partition stays there until the groups that name it are passed. A
-group is read with its bodies in it, as if it had been written so.
+group is read with the bodies that it names.
 """
 
 import os
@@ -14,12 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from duelog.partitions.partition import environment_path
-from duelog.store.codec.run import put_together
 from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
 from duelog.store.env.body_file import BodyReader, body_files
 from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
-from duelog.store.wal.segment import RawGroup, Row, SegmentReader, file_name, place_of
+from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 
@@ -216,26 +215,25 @@ class LogTail:
         if group is None:
             reader.look_again()
             group = reader.read()
-        if group is None or group.verified(self._store_id) is None:
+        if group is None or not group.is_intact(self._store_id):
             raise LogLost(f"group {reader.sequence} of segment {self._number} of the log cannot be read")
         return group
 
-    def _whole(self, group: RawGroup) -> RawGroup:
-        """A group with the bodies that it names in it. Raises LogLost."""
+    def _with_bodies(self, group: RawGroup) -> RawGroup:
+        """A group with the bodies that it names. Raises LogLost."""
         if group.apart == 0:
             return group
-        kept = BodyReader(str(self._directory))
-
-        def read(row: Row) -> tuple[bytes, memoryview]:
-            found = put_together(row.key, row.value, kept)
-            if found is None:  # a file without a second name is in its place alone
-                beside = BodyReader(str(environment_path(self._path, row.start_ms)))
-                found = put_together(row.key, row.value, beside)
-            if found is None:
+        kept, found = BodyReader(str(self._directory)), []
+        for start_ms, run in group.runs_apart():
+            beside = BodyReader(str(environment_path(self._path, start_ms)))
+            for read in (kept, beside):  # a file without a second name is in its place alone
+                bodies = run.bodies_by(read)
+                if len(bodies) == run.ends()[-1]:
+                    found.append(bodies)
+                    break
+            else:
                 raise LogLost(f"bodies that group {group.position} of the log names are gone")
-            return found
-
-        return group.whole(self._store_id, read)
+        return group._replace(bodies=found)
 
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
@@ -248,7 +246,7 @@ class LogTail:
             group = self._from_memory() or self._from_disk()
             self._passed(group)
             if group.row_count:
-                groups.append(self._whole(group))
+                groups.append(self._with_bodies(group))
                 size += groups[-1].size
         return groups
 
@@ -267,7 +265,7 @@ class LogTail:
                 raise lost from None  # the log goes on behind what cannot be read
             self._passed(group)
             if group.row_count:
-                yield self._whole(group)
+                yield self._with_bodies(group)
 
     def _passed(self, group: RawGroup) -> None:
         if group.row_count:

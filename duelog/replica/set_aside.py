@@ -9,6 +9,7 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ def _unshipped(path: Path, place: int) -> list[dict[str, Any]] | None:
         store_id, oldest = engine.storage.store_id, catalog.oldest_segment(engine.storage.main)
         tail = LogTail(path, store_id, place)
         try:
-            groups = [raw.verified(store_id) for raw in tail.rest()]
+            groups = [raw.whole(store_id, partial(_log.error, "%s: %s", path)) for raw in tail.rest()]
         finally:
             tail.close()
         # What follows is in the log, or recovery refuses it.

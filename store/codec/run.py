@@ -214,16 +214,6 @@ def set_apart(key: bytes, value: Buffer, at: int) -> tuple[bytes, Buffer]:
     return seal_run(key, rest, ()), memoryview(value)[columns:]
 
 
-def put_together(key: bytes, value: Buffer, read: ReadBodies) -> tuple[bytes, memoryview] | None:
-    """The value that `set_apart` has split, in two parts; None: its bodies are not there whole."""
-    _, _, _, flags, count, _, _, _ = HEADER.unpack_from(value)
-    columns = HEADER_BYTES + (24 if flags & FLAG_CONDITIONAL else 12) * count
-    (end,), (at,) = _LOCATE.unpack_from(value, HEADER_BYTES + 8 * count - 4), _APART.unpack_from(value, columns)
-    rest = b"".join((bytes((RUN_VERSION,)), memoryview(value)[5:columns]))
-    bodies = read(split_run_key(key)[0], at, end)
-    return (seal_run(key, rest, ()), bodies) if len(bodies) == end else None
-
-
 _FEW = 24
 """Up to this many bodies of a run are read one by one: gathering columns for them would take longer."""
 
@@ -313,11 +303,16 @@ class Run:
         return data[self._at + start : self._at + end]
 
     def _apart(self) -> memoryview:
-        if self._read is None or self.bodies_at is None:
+        if self._read is None:
             raise BrokenInvariant(f"bodies of {self.ledger_id}:{self.first_entry} are asked for without their file")
-        data = self._read(self.ledger_id, self.bodies_at, int(self.ends()[-1]))
-        self._data, self._at = data, 0
-        return data
+        self._data, self._at = self.bodies_by(self._read), 0
+        return self._data
+
+    def bodies_by(self, read: ReadBodies) -> memoryview:
+        """The bytes of all bodies in the body file, unverified; fewer where there are fewer."""
+        if self.bodies_at is None:
+            raise BrokenInvariant(f"the bodies of {self.ledger_id}:{self.first_entry} are in the run")
+        return read(self.ledger_id, self.bodies_at, int(self.ends()[-1]))
 
     @property
     def follows(self) -> int:

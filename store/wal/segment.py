@@ -31,7 +31,7 @@ import numpy as np
 
 from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
-from ..codec.run import is_apart
+from ..codec.run import Run, is_apart
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.system_calls import forget_pages
 from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
@@ -339,7 +339,9 @@ def salvage(directory: Path, number: int, store_id: bytes) -> list[Group]:
     return sorted(kept, key=lambda group: group.position)
 
 
-def read_group(content: bytes, at: int, store_id: bytes, number: int | None, place: int | None = None) -> Group | None:
+def read_group(
+    content: bytes | memoryview, at: int, store_id: bytes, number: int | None, place: int | None = None
+) -> Group | None:
     """The group of a segment `number` at a byte; None where none is there whole. number None: of any number.
 
     place: the byte of the segment that byte `at` of `content` is, where that is not the whole segment.
@@ -393,8 +395,8 @@ class SegmentFollower:
 class RawGroup(NamedTuple):
     """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes.
 
-    apart: how many bytes more it would have with the bodies that lie in body files; None: not known. more: what follows
-    `content` of one that has them.
+    apart: how many bytes of bodies its rows name in body files; None: not known. bodies: those bytes, in the order of
+    the rows, of one that has them with it; as it is read from a log object they follow its own in `content`.
     """
 
     position: int
@@ -402,33 +404,53 @@ class RawGroup(NamedTuple):
     row_count: int
     content: bytes | memoryview
     apart: int | None = None
-    more: Sequence[Buffer] = ()
+    bodies: Sequence[Buffer] = ()
 
     @property
     def size(self) -> int:
         """Bytes of all of it."""
-        return len(self.content) + sum(map(len, self.more))
+        return len(self.content) + sum(map(len, self.bodies))
 
-    def whole(self, store_id: bytes, read: Callable[[Row], tuple[Buffer, Buffer]]) -> "RawGroup":
-        """The group that would lie there if it had been written with its bodies in it.
+    def is_intact(self, store_id: bytes) -> bool:
+        """Return whether its bytes are those that were written; the bodies that it names are not looked at."""
+        return self._group(store_id) is not None
 
-        read: gives the value of a run that has its bodies apart, with them, in two parts.
-        """
-        rows: list[Buffer] = []
+    def runs_apart(self) -> Iterator[tuple[int, Run]]:
+        """The runs whose bodies are in body files, each with the start of its partition. Raises CorruptEntry."""
         for row in GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows():
-            is_split = row.kind == RowKind.RUN and is_apart(row.value)
-            value, bodies = read(row) if is_split else (row.value, b"")
-            rows += (pack_row(row.kind, row.start_ms, len(row.key), len(value) + len(bodies)), row.key, value, bodies)
-        number, sequence, flushed, _, _ = _GROUP.unpack_from(self.content, _CRC.size)
-        header = _GROUP.pack(number, sequence, flushed, self.row_count, sum(map(len, rows)))
-        crc = crc32(header, _seed(self.at, store_id))
-        for part in rows:
-            crc = crc32(part, crc)
-        return self._replace(content=_CRC.pack(crc) + header, apart=0, more=rows)
+            if row.kind == RowKind.RUN and is_apart(row.value):
+                yield row.start_ms, Run("log", row.key, memoryview(row.value))
 
-    def verified(self, store_id: bytes) -> Group | None:
-        """The group that it is; None: its bytes are not those that were written."""
-        return read_group(b"".join((self.content, *self.more)), 0, store_id, self.position >> 32, self.at)
+    def whole(self, store_id: bytes, damaged: Callable[[str], object]) -> Group | None:
+        """The group that it is, with its bodies in its rows; None: its bytes are not those that were written.
+
+        damaged: is told of bodies that do not match their checksums; they stay, as one message is no reason to refuse
+        all others.
+        """
+        group = self._group(store_id)
+        if group is None:
+            return None
+        own = _CRC.size + _GROUP.size + len(group.content)
+        bodies = memoryview(b"".join((self.content[own:], *self.bodies)))
+        rows, taken = list(group.rows()), 0
+
+        def take(_: int, __: int, length: int) -> memoryview:
+            nonlocal taken
+            taken += length
+            return bodies[taken - length : taken]
+
+        for at, row in enumerate(rows):
+            if row.kind == RowKind.RUN and is_apart(row.value):
+                run = Run("log", row.key, memoryview(row.value), take)
+                for entry_id, reason in run.damaged_bodies():
+                    damaged(f"entry {run.ledger_id}:{entry_id}: {reason}")
+                rows[at] = row._replace(value=run.whole())
+        if taken != len(bodies):
+            return None
+        return group._replace(content=memoryview(GroupContent.of(rows).content)) if taken else group
+
+    def _group(self, store_id: bytes) -> Group | None:
+        return read_group(self.content, 0, store_id, self.position >> 32, self.at)
 
 
 class SegmentReader:
@@ -459,7 +481,7 @@ class SegmentReader:
         content = content[:size] if size <= len(content) else os.pread(self._descriptor, size, self._at)
         raw = RawGroup(place_of(number, sequence), self._at, row_count, content)
         is_direct = size <= MOST_DIRECT_BYTES  # written past the page cache, which may have an older page
-        if len(content) < size or (is_direct and raw.verified(self._store_id) is None):
+        if len(content) < size or (is_direct and not raw.is_intact(self._store_id)):
             return None
         self._at = _aligned(self._at + size)
         self.sequence += 1

@@ -12,15 +12,17 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.errors import ReplicaRefused
+from duelog.errors import ReplicaDamaged, ReplicaRefused
 from duelog.replica import manifest
+from duelog.replica.bucket import log_name
+from duelog.replica.log_object import unpack
 from duelog.replica.log_tail import KeptLog
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.store.config import MIB
 from duelog.store.files.directory import disk_parts, occupied_bytes
 from duelog.store.wal import write_batch
 from tests.cleanup.compacting import plan_compaction
-from tests.conftest import OpenStore, applied
+from tests.conftest import OpenStore, applied, present
 from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 from tests.model.driver import armed
@@ -126,6 +128,26 @@ def test_bodies_are_written_once_and_shipped_in_their_groups(
     assert b"".join(bytes(raw.content) for raw in log_of(bucket)[-1].raw).count(LARGE[3]) == 2
     assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == SENT
     assert not list((tmp_path / "restored").rglob("*.bodies"))
+
+
+def test_a_flipped_bit_of_bodies_in_the_copy_is_told(
+    store: DelayedStore, bucket: FaultyBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no checksum in the object: those in their runs cover them."""
+    send(store)
+    ship(store)
+    name = log_name(log_of(bucket)[-1].seq)
+    content = present(bucket.get(name))
+    for at in range(content.index(LARGE[0]), len(content), 97):
+        caplog.clear()
+        unpack(URL, name, content[:at] + bytes((content[at] ^ 1 << at % 8,)) + content[at + 1 :])
+        assert name in caplog.text
+        assert "body does not match its checksum" in caplog.text
+    caplog.clear()
+    with pytest.raises(ReplicaDamaged):
+        unpack(URL, name, content[:-1])
+    whole = unpack(URL, name, content)[1]
+    assert sum(bytes(row.value).count(LARGE[3]) for group in whole for row in group.rows()) == 2
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
