@@ -175,6 +175,7 @@ class Partition:
         with self._lock:
             if self._environment is not None:
                 self._parked.append(self._environment)
+                self._environment.is_parked = True  # before rows that it lacks leave the memtable
             self._environment = environment
             self.outdated = False
 

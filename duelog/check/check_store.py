@@ -31,7 +31,7 @@ from duelog.store.codec.run import Run, RunKind, UInt32s
 from duelog.store.codec.sent_ids import KeyRecord, dedup_key_of
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import APPLIED_KEY, Reads, applied_rows, place_text
-from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, FormatMismatch
+from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore, DayAway, FormatMismatch
 from duelog.store.log import catalog
 from duelog.store.log.documents import Document
 from duelog.store.log.ledger import applied_tail, find_tail
@@ -532,6 +532,9 @@ def check_partitions(survey: Survey, progress: Callable[[int, int], object] | No
             try:
                 with survey.partitions.lease(partition, partial=True):
                     found = list(_partition(survey, partition, record))
+            except DayAway:  # it went or came as it was read
+                generation = None
+                continue
             except (DamagedStore, CorruptRecord) as reason:
                 registered = survey.partitions.registered(partition)
                 if registered and partition.generation != generation:

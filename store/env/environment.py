@@ -168,6 +168,8 @@ class Environment:
         self._closed = False
         self._released = False
         self._superseded = False
+        self.is_parked = False
+        """True once the environment of another directory takes commits in its place."""
 
         self._make = make
         self._evicts = evicts and not read_only and durability != "none"
@@ -232,6 +234,8 @@ class Environment:
                 if raw is not None:
                     try:
                         with raw:
+                            if self._superseded and self.is_parked:
+                                raise DayAway(self.path, "went or came as it was read")
                             if look is not None:
                                 unapplied = look(applied_position(raw))
                                 if self.in_place.is_replaced:  # the log forgets what is applied to the other file

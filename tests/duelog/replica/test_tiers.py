@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, StoreConfig, TickResult
+from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig, TickResult
+from duelog.check import check_store
 from duelog.errors import ReplicaRefused, ReplicaUnreachable
 from duelog.replica import tiers
 from duelog.replica.bucket import Bucket, manifest_name
@@ -24,6 +25,7 @@ from duelog.replica.identity import claim
 from duelog.replica.pruning import prune
 from duelog.replica.set_aside import read_aside
 from duelog.replica.tiers import Tiers
+from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import write_batch
 from tests.conftest import OpenStore, applied, in_threads, present
@@ -615,6 +617,33 @@ def test_a_read_only_store_sees_a_day_that_went_and_came_between_two_looks(
         assert seen() == "[2]"
         gone_and_back(store)
         assert seen() == "[3]"
+
+
+def test_a_check_looks_again_at_a_day_that_went_and_came_as_it_was_read(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of before lacks what was sent meanwhile, and so does the log: entries seemed to be lost."""
+    store = open_store(config=CONFIG)
+    message_id = store.topic("t").send(b"first", deliver_after=5 * 3600)
+    shipping_of(applied(store)).make_manifest()
+    ship(store)
+    seen: list[list[int]] = []
+
+    def meanwhile() -> None:
+        tiers_of(store).make_room()
+        seen.append(away(store))
+        assert store.topic("t").reschedule(message_id, deliver_after=5 * 3600)
+        seen.append(away(store))
+        applied(store)
+
+    def check_pages(environment: Environment) -> Iterator[Finding]:
+        if environment is not store._engine.storage.main and not seen:
+            in_threads([meanwhile])
+        return iter(())
+
+    monkeypatch.setattr(check_store, "check_pages", check_pages)
+    assert list(store.check(deep=True)) == []
+    assert list(map(len, seen)) == [1, 0]
 
 
 def test_a_backup_by_another_process_has_a_day_that_went_and_came_before_its_instant(
