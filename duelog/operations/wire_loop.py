@@ -26,7 +26,7 @@ _ALONE = 8
 """They are not once so many turns have had one message each, of the same socket: its client waits for the answer."""
 _AWAKE_S = 0.000_15
 """So long it looks for the next message of that client before it sleeps. That takes no more of a processor than to wake
-with cold caches, and a durable send a sixth less time."""
+with cold caches, and a durable send a tenth to a sixth less time."""
 _LONG_S = 0.003
 """Another thread serves the connections once the one that did has written for so long."""
 _QUIET_S = 0.1

@@ -422,7 +422,7 @@ def test_an_interrupt_amid_the_answer_to_another_threads_call_leaves_that_to_be_
     """At each line of taking it: the other thread waited for ever, as its call was no longer under way."""
     connection, answers = reading_alone(connected), list[bool]()
     consumer = connected.topic("t").subscribe("s")
-    codes = {function.__code__ for function in (Connection._take, Call.finish, Call.wake)}
+    codes = {function.__code__ for function in (Connection._take, Call.finish)}
 
     def ask() -> None:
         until(lambda: connection._reader is not None)
