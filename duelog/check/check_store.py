@@ -123,7 +123,7 @@ def check(
         yield from _check_wal(path, store_id, main, partitions)
     # One transaction for all of main, so that what another process or a producer writes meanwhile is no finding.
     # Partitions are read after it began, and hold whatever it knows of: entries are on disk before they fire.
-    with main.read() as raw:
+    with main.read(frozen=True) as raw:
         survey = Survey(path, raw, main, partitions, deep=deep)
         if deep:
             yield from check_pages(main)

@@ -220,17 +220,25 @@ class Environment:
     # -- reading -------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[ReadTransaction]:
+    def read(self, *, frozen: bool = False) -> Iterator[ReadTransaction]:
         """Open a read transaction whose values are memoryviews, valid inside the `with` block only.
 
-        Keep it short: a reader keeps every page that was freed since it began. No `write` inside.
+        frozen: rows that come to the log meanwhile are not seen. Keep it short: a reader keeps every page that was
+        freed since it began. No `write` inside.
         """
         unapplied = _NOTHING if self._memtable is None else self._memtable.view  # before the transaction begins
         look = None if self._follow is None else self._follow()
+        last = None
         while True:
             with self._gate.reading():
                 self._check_open()
+                if frozen and look is None and self._memtable is not None:
+                    with self._memtable.publishing:
+                        unapplied, last = self._memtable.view.copy(), self._memtable.publication.position
                 raw = self._begin_read()
+                if raw is not None and last is not None and applied_position(raw) > last:
+                    raw.abort()  # rows were added and applied since the copy was made
+                    continue
                 if raw is not None:
                     try:
                         with raw:

@@ -13,7 +13,7 @@ from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store.wal import segment
 from duelog.store.wal.wal_reader import WalContent, read_beside
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, in_threads
 from tests.duelog.writing_process import WritingProcess
 from tests.model.driver import copy_store
 
@@ -168,6 +168,20 @@ def test_nothing_is_found_beside_a_writer_whenever_it_writes(tmp_path: Path, mon
             for _ in range(8):
                 assert list(beside.check()) == []
     assert steps >= 24
+
+
+def test_what_the_process_itself_writes_meanwhile_is_no_finding(store: DelayedStore) -> None:
+    """A message that is moved after its log was read: the records that admit and cancel it are those of before."""
+    topic = store.topic("a")
+    message_id = topic.send(b"moved", deliver_after=3600)
+    topic.send(b"of the next partition", deliver_after=7200)
+
+    def move(number: int, count: int) -> None:
+        if number == count - 1:
+            in_threads([lambda: topic.reschedule(message_id, deliver_after=3601)])
+
+    assert list(store.check(deep=True, progress=move)) == []
+    assert list(store.check(deep=True)) == []
 
 
 def test_the_process_that_writes_the_store_does_not_look_at_its_own_log(store: DelayedStore) -> None:
