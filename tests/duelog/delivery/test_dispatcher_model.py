@@ -459,3 +459,20 @@ def test_messages_that_come_late_from_the_reader_do_not_hide_each_other() -> Non
     dispatcher._check()
     assert entries(dispatcher.next_batch(2, 9, 0)) == [0, 1]
     assert dispatcher.next_batch(2, 9, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "meanwhile"), [("exclusive", []), ("failover", []), ("shared", [2, 3]), ("key_shared", [3])]
+)
+def test_what_is_to_come_again_and_is_away_holds_up_what_the_order_needs(
+    kind: SubscriptionType, meanwhile: list[int]
+) -> None:
+    """All that is new, those of its key, or nothing; none is skipped, and each comes once it is there."""
+    log = log_of("a", "b", "a", "c")
+    dispatcher = dispatcher_on(log, kind, consumers=(1,))
+    dispatcher.next_batch(1, 2, 0)
+    dispatcher.nack_all(1, 0)
+    log.away.update(at(0))
+    assert entries(dispatcher.next_batch(1, 10, 0)) == meanwhile
+    log.away.clear()
+    assert sorted(entries(dispatcher.next_batch(1, 10, 0))) == sorted({0, 1, 2, 3} - {*meanwhile})

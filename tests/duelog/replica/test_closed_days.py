@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import DayAway, ReplicaUnreachable
 from duelog.partitions.partition import Partition
+from duelog.partitions.relocation import come_back
 from duelog.replica.tiers import Tiers
 from duelog.store.codec.format import PartitionState
 from tests.cleanup.compacting import plan_compaction
@@ -301,9 +303,12 @@ def test_other_processes_are_told_that_a_day_is_in_the_copy(
 
 
 def test_a_backlog_of_ten_times_the_disk_is_read_within_the_bound(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody receives for forty days; then one subscription reads them from the first on, each message once."""
+    """Nobody receives for forty days; then one subscription reads them from the first on, each message once.
+
+    A day comes once there is room for it.
+    """
     days, messages, size = 40, 100, 4_000
     most = days * messages * size // 10
     store = open_store(config=replace(CONFIG, max_local_bytes=most, wal_bytes=1 << 20, preload_ms=DAY_MS // 4))
@@ -321,6 +326,13 @@ def test_a_backlog_of_ten_times_the_disk_is_read_within_the_bound(
     whole = sum(each.disk_bytes + each.away_bytes for each in store.partitions())
     assert whole > 10 * most
     got, before = list[int](), tiers_of(store).fetched
+    full: list[int] = []
+
+    def measured(*arguments: Any) -> None:
+        come_back(*arguments)
+        full.append(tiers_of(store).local_bytes())
+
+    monkeypatch.setattr("duelog.replica.tiers.come_back", measured)
     with topic.subscribe("s") as reader:
         while found := reader.receive(30, timeout=0):
             got += [message.due_ms for message in found]
@@ -329,6 +341,7 @@ def test_a_backlog_of_ten_times_the_disk_is_read_within_the_bound(
             peak = max(peak, tiers_of(store).local_bytes())
     assert got == [start_ms + day * DAY_MS + n * 1_000 for day in range(2, days + 2) for n in range(messages)]
     assert days // 2 < tiers_of(store).fetched - before <= days
+    assert max(full) < most + 2 * whole // days
     assert peak < most + 2 * whole // days + days * 65_536
 
 
