@@ -53,23 +53,9 @@ class ReaderGate:
             self._entered -= 1
             self._changed.notify_all()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Be inside for the block; waits while another thread is, or wants to be, alone."""
-        depth, token = self._depth.value, object()
-        try:
-            with self._mutex:
-                while self._wanted and not depth and self._kept_out():
-                    self._changed.wait(_LOOK_AGAIN_S)
-                self._inside.add(token)
-            self._depth.value = depth + 1
-            yield
-        finally:
-            self._inside.discard(token)
-            self._depth.value = depth
-            if self._wanted:
-                with self._mutex:
-                    self._changed.notify_all()
+    def reading(self) -> "_Reading":
+        """Be inside for a block; waits while another thread is, or wants to be, alone."""
+        return _Reading(self)
 
     def _kept_out(self) -> bool:
         own = threading.get_ident()
@@ -95,3 +81,37 @@ class ReaderGate:
         """Be alone for the block without waiting; gives False where a reader is inside, and then none is kept out."""
         with self._mutex:
             yield not (self._inside or self._entered)
+
+
+class _Reading:
+    """A block inside a gate, which is left, at the latest, when nothing refers to it any more."""
+
+    __slots__ = ("_depth", "_gate", "_token")
+
+    def __init__(self, gate: ReaderGate) -> None:
+        self._gate = gate
+        self._token = object()
+
+    def __enter__(self) -> None:
+        gate = self._gate
+        self._depth = depth = gate._depth.value
+        try:
+            with gate._mutex:
+                while gate._wanted and not depth and gate._kept_out():
+                    gate._changed.wait(_LOOK_AGAIN_S)
+                gate._inside.add(self._token)
+            gate._depth.value = depth + 1
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        gate, token = self._gate, self._token
+        if token in gate._inside:
+            gate._inside.discard(token)
+            gate._depth.value = self._depth
+            if gate._wanted:
+                with gate._mutex:
+                    gate._changed.notify_all()
+
+    __del__ = __exit__
