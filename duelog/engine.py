@@ -263,6 +263,11 @@ class Engine:
             raise BrokenInvariant("a store open for writing has no write-ahead log")
         return self.wal_writer
 
+    @property
+    def may_wait_for_copy(self) -> bool:
+        """False where `settle` does nothing."""
+        return self.shipping is not None or self.policies.says_replicated
+
     def settle(self, *topics: TopicName) -> None:
         """Wait until the copy has all that was written so far, if changes of a topic, or else the store, are told then.
 
@@ -270,7 +275,7 @@ class Engine:
 
         Raises NotReplicated. Callers hold nothing that others wait for.
         """
-        if self.shipping is None and not self.policies.says_replicated:
+        if not self.may_wait_for_copy:
             return
         waits = self.storage.config.durability == "replicated"
         writer, shipping = self.wal_writer, self.shipping

@@ -27,8 +27,9 @@ record is still of that message.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DamagedStore, UnknownTopic
+from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
 from duelog.store.log import catalog
 from duelog.store.message import Dedup, ScheduledMessage, checked_dedup_key
@@ -79,13 +81,10 @@ class TopicKeys:
         self._withdrawals = withdrawals
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    @contextmanager
-    def locks(self, keys: Iterable[bytes]) -> Iterator[None]:
+    def lock_all(self, held: Held, keys: Iterable[bytes]) -> None:
         """Held by a call that sends or cancels by keys, of records; taken in one order by all, before any other."""
-        with ExitStack() as held:
-            for at in sorted({hash(key) % _LOCKS for key in keys}):
-                held.enter_context(self._locks[at])
-            yield
+        for at in sorted({hash(key) % _LOCKS for key in keys}):
+            held.enter(self._locks[at])
 
     def lock(self, key: bytes) -> threading.Lock:
         return self._locks[hash(key) % _LOCKS]
@@ -187,11 +186,11 @@ def until_ms(dedup: Dedup, now_ms: int) -> int:
     return now_ms + dedup.hold_ms if dedup.hold_ms else 0
 
 
-def _held(
+def _answered(
     found: Mapping[bytes, Looked], keys: Mapping[int, bytes], dedups: Mapping[int, Dedup], now_ms: int
 ) -> dict[int, MessageId]:
     """By place, the ids of messages of the store that answer those of a batch, which are not stored then."""
-    held: dict[int, MessageId] = {}
+    answered: dict[int, MessageId] = {}
     changed: set[bytes] = set()
     for place, key in keys.items():
         if key not in changed:
@@ -199,8 +198,8 @@ def _held(
             if message_id is None:
                 changed.add(key)
             else:
-                held[place] = message_id
-    return held
+                answered[place] = message_id
+    return answered
 
 
 def _decided(
@@ -275,51 +274,47 @@ class KeyedMessages:
         place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
         with self._keys.lock(place):
             while True:
-                with suppress(KeyChanged), self.cancelling(topic, place) as work:
+                with suppress(KeyChanged), Held() as held:
+                    work = self.cancelling(held, topic, place)
                     return work is not None and self._storage.main.write(work, makes_space=True) is Outcome.CANCELLED
 
-    @contextmanager
-    def cancelling(self, topic: TopicState, key: bytes) -> Iterator[Work[Outcome] | None]:
+    def cancelling(self, held: Held, topic: TopicState, key: bytes) -> Work[Outcome] | None:
         """The unit of work that cancels the message of a key, of a record; None: there is none that may be pending.
 
-        To be written within the block. It raises KeyChanged. REQUIRES: the key's lock.
+        Written before `held` ends. It raises KeyChanged. REQUIRES: the key's lock.
         """
         record = self._keys.record(key)
         partition = None if record is None else self._storage.partitions.get(record.start_ms)
         if record is None or partition is None or partition.state is not PartitionState.OPEN:
-            yield None
-            return
+            return None
+        ids, keyed = [record.message_id], record.until_ms > 0
+        try:
+            cancel = self._withdrawals.cancelling(held, topic.log, ids, keyed=keyed, known=partition)
+        except DamagedStore:
+            if self._storage.partitions.registered(partition):
+                raise
+            return None  # all of it had fired
         cancelled = False
-        with ExitStack() as located:
-            ids, keyed = [record.message_id], record.until_ms > 0
-            try:
-                cancel = located.enter_context(
-                    self._withdrawals.cancelling(topic.log, ids, keyed=keyed, known=partition)
-                )
-            except DamagedStore:
-                if self._storage.partitions.registered(partition):
-                    raise
-                yield None  # all of it had fired
-                return
 
-            def work(transaction: Transaction) -> Outcome:
-                nonlocal cancelled
-                (outcome,) = cancel(transaction)
-                cancelled = outcome is Outcome.CANCELLED
-                if not cancelled and transaction.get(key) != record.pack():
-                    raise KeyChanged  # its message was rescheduled meanwhile
-                return outcome
+        def work(transaction: Transaction) -> Outcome:
+            nonlocal cancelled
+            (outcome,) = cancel(transaction)
+            cancelled = outcome is Outcome.CANCELLED
+            if not cancelled and transaction.get(key) != record.pack():
+                raise KeyChanged  # its message was rescheduled meanwhile
+            return outcome
 
-            yield work
-        tell(self._storage.listeners, StoreListener.cancelled, topic.name, int(cancelled))
+        held.once_stored(lambda: tell(self._storage.listeners, StoreListener.cancelled, topic.name, int(cancelled)))
+        return work
 
     def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:
         """Cancel the pending messages of keys in one transaction; the keys that had one."""
         key_of = {sent_key(topic.topic_id, key): key for key in keys}
-        with self._keys.locks(key_of):
+        with Held() as locks:
+            self._keys.lock_all(locks, key_of)
             while True:
-                with suppress(KeyChanged), ExitStack() as held:
-                    works = [(key, held.enter_context(self.cancelling(topic, place))) for place, key in key_of.items()]
+                with suppress(KeyChanged), Held() as held:
+                    works = [(key, self.cancelling(held, topic, place)) for place, key in key_of.items()]
 
                     def cancel(transaction: Transaction) -> list[str]:
                         pending = [(key, work) for key, work in works if work is not None]  # noqa: B023 - it ends here
@@ -369,7 +364,8 @@ class KeyedMessages:
         keys = {
             place: sent_key(topics[owners[place]].topic_id, dedup.key) for place, dedup in (batch.dedups or {}).items()
         }
-        with self._keys.locks(keys.values()):
+        with Held() as held:
+            self._keys.lock_all(held, keys.values())
             return self.send_locked(topics, owners, batch, keys, now_ms, also, policies=policies)
 
     def send_locked(
@@ -386,16 +382,15 @@ class KeyedMessages:
     ) -> MessageIds:
         """Send as `send_all` does. REQUIRES: the locks of `keys`."""
         while True:
-            with (
-                suppress(KeyChanged),
-                self.sending(topics, owners, batch, keys, now_ms, also, policies=policies, known=known) as work,
-            ):
-                return self._sender.write(work)
+            with suppress(KeyChanged), Held() as held:
+                return self._sender.write(
+                    self.sending(held, topics, owners, batch, keys, now_ms, also, policies=policies, known=known)
+                )
             known = None
 
-    @contextmanager
     def sending(
         self,
+        held: Held,
         topics: Sequence[TopicState],
         owners: Places,
         batch: EncodedBatch,
@@ -405,8 +400,8 @@ class KeyedMessages:
         *,
         policies: bool,
         known: Mapping[bytes, Looked] | None = None,
-    ) -> Iterator[GroupWork[MessageIds]]:
-        """The unit of work of `send_all`, to be written within the block. It raises KeyChanged.
+    ) -> GroupWork[MessageIds]:
+        """The unit of work of `send_all`, written before `held` ends. It raises KeyChanged.
 
         keys: by place, the key of a record. known: the records of all of them; None: they are looked up. REQUIRES: the
         locks of `keys`.
@@ -416,8 +411,8 @@ class KeyedMessages:
             topic.has_keys = True
         dedups = batch.dedups or {}
         found = known or self._keys.look_all(topic_of)
-        held = _held(found, keys, dedups, now_ms)
-        places = np.array([place for place in range(len(batch)) if place not in held], dtype=np.intp)
+        answered = _answered(found, keys, dedups, now_ms)
+        places = np.array([place for place in range(len(batch)) if place not in answered], dtype=np.intp)
         part = batch.rows(places)
         if policies:
             self._policies.apply_each([topic.name for topic in topics], owners[places], part, now_ms)
@@ -427,25 +422,25 @@ class KeyedMessages:
             rows = np.array([row for row, place in enumerate(dues) if place not in plan.repeated], dtype=np.intp)
             places, part = places[rows], part.rows(rows)
         part.dedups = {row: dedups[place] for row, place in enumerate(places.tolist()) if place in keys}
-        with self._storing(topics, owners[places], part, places.tolist(), keys, plan, now_ms) as store:
+        store = self._storing(held, topics, owners[places], part, places.tolist(), keys, plan, now_ms)
 
-            def work(group: WriteBatch) -> MessageIds:
-                ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
-                ledgers[places], entries[places] = store(group).columns()
-                for place, message_id in held.items():
-                    ledgers[place], entries[place] = message_id
-                for place, before in plan.repeated.items():
-                    ledgers[place], entries[place] = ledgers[before], entries[before]
-                ids = MessageIds.of(ledgers, entries, held.keys() | plan.repeated.keys())
-                if also is not None:
-                    also(group, Stored(ids, {}))
-                return ids
+        def work(group: WriteBatch) -> MessageIds:
+            ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
+            ledgers[places], entries[places] = store(group).columns()
+            for place, message_id in answered.items():
+                ledgers[place], entries[place] = message_id
+            for place, before in plan.repeated.items():
+                ledgers[place], entries[place] = ledgers[before], entries[before]
+            ids = MessageIds.of(ledgers, entries, answered.keys() | plan.repeated.keys())
+            if also is not None:
+                also(group, Stored(ids, {}))
+            return ids
 
-            yield work
+        return work
 
-    @contextmanager
     def _storing(
         self,
+        held: Held,
         topics: Sequence[TopicState],
         owners: Places,
         part: EncodedBatch,
@@ -453,20 +448,18 @@ class KeyedMessages:
         keys: Mapping[int, bytes],
         plan: _Plan,
         now_ms: int,
-    ) -> Iterator[GroupWork[MessageIds]]:
+    ) -> GroupWork[MessageIds]:
         """The unit that stores messages, which had `places` in the batch. It raises KeyChanged."""
         if not places:
-            yield lambda group: MessageIds.run(0, 0, 0)
-            return
+            return lambda group: MessageIds.run(0, 0, 0)
         row_of = {place: row for row, place in enumerate(places)}
         dedups = part.dedups or {}
         records = [(row_of[place], key, until_ms(dedups[row_of[place]], now_ms)) for key, place in plan.last.items()]
         if plan.replaced or plan.passing:
             replaced = {row_of[place]: (keys[place], *each) for place, each in plan.replaced.items()}
             passing = {row_of[place] for place in plan.passing}
-            with self._replacing(topics, owners, part, records, replaced, passing, now_ms) as replace:
-                yield lambda group: replace(group.main)
-            return
+            replace = self._replacing(held, topics, owners, part, records, replaced, passing, now_ms)
+            return lambda group: replace(group.main)
 
         def also(group: WriteBatch, stored: Stored) -> None:
             rows, ids = group.main, stored.ids.to_list()
@@ -475,12 +468,11 @@ class KeyedMessages:
                 start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
                 rows.put(key, KeyRecord(start_ms, *message_id, until).pack())
 
-        with self._sender.sending(topics, owners if len(topics) > 1 else None, part, now_ms, also) as send:
-            yield send
+        return self._sender.sending(held, topics, owners if len(topics) > 1 else None, part, now_ms, also)
 
-    @contextmanager
     def _replacing(
         self,
+        held: Held,
         topics: Sequence[TopicState],
         owners: Places,
         part: EncodedBatch,
@@ -488,7 +480,7 @@ class KeyedMessages:
         replaced: Mapping[int, tuple[bytes, KeyRecord, Partition]],
         passing: set[int],
         now_ms: int,
-    ) -> Iterator[Work[MessageIds]]:
+    ) -> Work[MessageIds]:
         """The unit that stores messages some of which take the place of others.
 
         The numbers of mappings and records are rows.
@@ -509,30 +501,32 @@ class KeyedMessages:
             wanted.append(Wanted(topics[owner].topic_id, topics[owner].name, more))
 
         counts: list[int] = []
-        with (
-            self._quotas.sending(wanted) if self._policies.limits_pending else nullcontext(),
-            self._withdrawals.replacing(batches) as replace,
-        ):
+        if self._policies.limits_pending:
+            held.enter(self._quotas.sending(wanted))
+        replace = self._withdrawals.replacing(held, batches)
 
-            def work(transaction: Transaction) -> MessageIds:
-                for owner in rows_of:
-                    if topics[owner].deleted:
-                        raise UnknownTopic(str(topics[owner].name))
-                for key, old, _ in replaced.values():
-                    if transaction.get(key) != old.pack():
-                        raise KeyChanged
-                done = list(zip(rows_of.values(), replace(transaction), strict=True))
-                where = {rows[at]: place for rows, (placed, _) in done for at, place in placed.items()}
-                for row, key, until in records:
-                    transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
-                counts[:] = [
-                    cancelled + sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
-                    for rows, (_, cancelled) in done
-                ]
-                ids = [where[row].message_id for row in range(len(part))]
-                return MessageIds.of(*np.array(ids, dtype=np.int64).T)
+        def work(transaction: Transaction) -> MessageIds:
+            for owner in rows_of:
+                if topics[owner].deleted:
+                    raise UnknownTopic(str(topics[owner].name))
+            for key, old, _ in replaced.values():
+                if transaction.get(key) != old.pack():
+                    raise KeyChanged
+            done = list(zip(rows_of.values(), replace(transaction), strict=True))
+            where = {rows[at]: place for rows, (placed, _) in done for at, place in placed.items()}
+            for row, key, until in records:
+                transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
+            counts[:] = [
+                cancelled + sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
+                for rows, (_, cancelled) in done
+            ]
+            ids = [where[row].message_id for row in range(len(part))]
+            return MessageIds.of(*np.array(ids, dtype=np.int64).T)
 
-            yield work
-        self._sender.count_sent(topics, owners if len(topics) > 1 else None, part)
-        for owner, count in zip(rows_of, counts, strict=True):
-            tell(self._storage.listeners, StoreListener.cancelled, topics[owner].name, count)
+        def stored() -> None:
+            for owner, count in zip(rows_of, counts, strict=True):
+                tell(self._storage.listeners, StoreListener.cancelled, topics[owner].name, count)
+
+        held.once_stored(partial(self._sender.count_sent, topics, owners if len(topics) > 1 else None, part))
+        held.once_stored(stored)
+        return work

@@ -25,6 +25,7 @@ from duelog.store.errors import (
     UnknownSubscription,
     short_names,
 )
+from duelog.store.held import Held
 from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, at_ms
 from duelog.store.position import MessageId, Position, position_at
 from duelog.store.received_messages import Facts, ReceivedMessages
@@ -628,7 +629,7 @@ class Subscription:
         """Return whether this consumer still holds a delivery: not acknowledged, given back or taken back since."""
         self._check_usable()
         with self._state.lock:
-            return self._state.holds(message, self._id)
+            return self._state.holds(message, message.position, self._id)
 
     def nack(self, messages: Acknowledgeable | Iterable[Acknowledgeable], *, delay: Duration | None = None) -> int:
         """Give messages back, to be handed out again `delay` from now (to any consumer, if shared).
@@ -646,7 +647,7 @@ class Subscription:
         with self._state.lock:
             dispatcher = self._dispatcher()
             for item, place in zip(items, places, strict=True):
-                if not isinstance(item, ReceivedMessage) or self._state.holds(item, self._id):
+                if not isinstance(item, ReceivedMessage) or self._state.holds(item, item.position, self._id):
                     wait_ms = self._backoff_ms(item) if delay_ms is None else delay_ms
                     by_delay.setdefault(wait_ms, []).append(place)
             count = sum(
@@ -715,10 +716,9 @@ class Subscription:
         body = _postponed(state.name, message, due_ms, now_ms, now_ms if failed is None else failed[0], failure)
         acknowledge = self._flusher.acknowledging([(topic, state, entries_of(message))])
         sender, dues = self._engine.sending.sender, np.array([due_ms], dtype=np.int64)
-        with (
-            sender.within_quota([topic], None, dues, now_ms, refused=False),
-            sender.sending_one(topic, due_ms, body, now_ms) as send,
-        ):
+        with Held() as held:
+            sender.within_quota(held, [topic], None, dues, now_ms, refused=False)
+            send = sender.sending_one(held, topic, due_ms, body, now_ms)
 
             def work(group: WriteBatch) -> tuple[int, tuple[int, int]]:
                 (fresh,) = acknowledge(group.main)

@@ -10,7 +10,7 @@ partitions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import EllipsisType, TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -18,21 +18,20 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import numpy as np
 
 from duelog.markers.pending_entries import Outcome
-from duelog.store.codec.body import EncodedBatch
+from duelog.store.codec.body import EncodedBatch, encode_send
 from duelog.store.codec.sent_ids import sent_key
 from duelog.store.duration import Duration
 from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict, UnknownSubscription
+from duelog.store.held import Held
 from duelog.store.log import documents
 from duelog.store.message import AnyId, Dedup, ReceivedMessage, checked_dedup_key, id_of
 from duelog.store.names import TopicName
-from duelog.store.position import MessageId
+from duelog.store.position import MessageId, Position
 from duelog.store.wal.write_batch import WriteBatch
 
 from .delivery.position_set import group_by_ledger
 from .engine import Engine
 from .keyed_messages import KeyChanged
-from .sending.sender import Places
-from .sending.topic_sender import EncodedMessage
 from .subscription import Subscription
 from .topic import Topic
 from .topics.topic_state import SubscriptionState, TopicState
@@ -42,6 +41,8 @@ T = TypeVar("T")
 _FEW = 8
 """Up to so many messages without keys are appended one by one, which a batch is too much work for."""
 
+_NEVER_DELIVERED = (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
+
 _ATTEMPTS = 16
 """How often the messages of deduplication keys are looked up that others change meanwhile."""
 
@@ -49,10 +50,16 @@ _ATTEMPTS = 16
 class Result(Generic[T]):
     """The result of one operation of a transaction, once that is stored."""
 
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
+    def __init__(self, operation: str, *about: object) -> None:
+        """`operation`: a format for what it is about."""
+        self._operation, self._about = operation, about
         self._values: list[T] = []
         self._lost: DuelogError | None = None
+
+    @property
+    def operation(self) -> str:
+        """The operation in words."""
+        return self._operation % self._about if self._about else self._operation
 
     @property
     def value(self) -> T:
@@ -69,7 +76,8 @@ class Result(Generic[T]):
 
 class _Send(NamedTuple):
     topic: TopicName
-    message: EncodedMessage
+    due_ms: int
+    body: bytes
     dedup: Dedup | None
     result: Result[MessageId]
 
@@ -104,10 +112,9 @@ class Ack(NamedTuple):
 
 
 class _Prepared:
-    """The units of work of a transaction, and what they hold."""
+    """The units of work of a transaction."""
 
-    def __init__(self, held: ExitStack) -> None:
-        self.held = held
+    def __init__(self) -> None:
         self.units: list[Callable[[WriteBatch], None]] = []
         self.values: dict[Result[Any], object] = {}
         """Results, as the last run of the units has left them."""
@@ -173,10 +180,12 @@ class Transaction:
         name, dedup = self._name(topic), Dedup.checked(dedup_key, dedup_for, replace)
         if dedup is not None and (name, dedup.key) in self._cancelled_keys:
             raise InvalidArgument("dedup_key", dedup.key, f"this transaction cancels that key of {name}")
-        sender = self._engine.sender_to(name)
-        encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
-        result = Result[MessageId](f"send to {name}")
-        self._sends.append(_Send(name, encoded, dedup, result))
+        now_ms, most = self._engine.clock.now_ms(), self._engine.storage.config.max_message_bytes
+        due_ms, body = encode_send(
+            payload, deliver_at, deliver_after, key, properties, now_ms, most, allow_past, ttl, dedup_key
+        )
+        result = Result[MessageId]("send to %s", name)
+        self._sends.append(_Send(name, due_ms, body, dedup, result))
         if dedup is not None:
             self._sent_keys.add((name, dedup.key))
         return result
@@ -204,7 +213,7 @@ class Transaction:
         required: False goes on then. Raises InvalidArgument.
         """
         name, message_id = self._name(topic), id_of(message_id)
-        result = Result[bool](f"cancel {message_id} of {name}")
+        result = Result[bool]("cancel %s of %s", message_id, name)
         self._cancels.setdefault(name, []).append(_Cancel(message_id, required, result))
         return result
 
@@ -217,7 +226,7 @@ class Transaction:
         checked_dedup_key(key, "key")
         if (name, key) in self._cancelled_keys or (name, key) in self._sent_keys:
             raise InvalidArgument("key", key, f"this transaction has it already, of {name}")
-        result = Result[bool](f"cancel key {key!r} of {name}")
+        result = Result[bool]("cancel key %r of %s", key, name)
         self._cancelled_keys[name, key] = _CancelKey(name, key, required, result)
         return result
 
@@ -236,7 +245,7 @@ class Transaction:
         Arguments as of `Topic.reschedule`. required: False goes on then, with None. Raises InvalidArgument.
         """
         name, message_id = self._name(topic), id_of(message_id)
-        result = Result[MessageId | None](f"reschedule {message_id} of {name}")
+        result = Result[MessageId | None]("reschedule %s of %s", message_id, name)
         asked = _Reschedule(message_id, deliver_at, deliver_after, allow_past, required, result)
         self._reschedules.setdefault(name, []).append(asked)
         return result
@@ -246,14 +255,14 @@ class Transaction:
     ) -> Result[int]:
         """Store a document, as `Documents.put`; its version. Conflicts where that is not the expected one."""
         self._check_begun()
-        result = Result[int](f"put document {key!r}")
+        result = Result[int]("put document %r", key)
         self._documents.append((documents.putting(key, value, expected), result))
         return result
 
     def delete_document(self, key: str, *, expected: int | EllipsisType | None = ...) -> Result[bool]:
         """Delete a document, as `Documents.delete`; whether there was one. Conflicts as `put_document`."""
         self._check_begun()
-        result = Result[bool](f"delete document {key!r}")
+        result = Result[bool]("delete document %r", key)
         self._documents.append((documents.deleting(key, expected), result))
         return result
 
@@ -280,25 +289,24 @@ class Transaction:
 
     def _store(self) -> None:
         """Store all of it, or raise; wait until it is as durable as its topics' policies ask for."""
-        self._store_once()
-        topics = {each.topic for each in self._sends} | {name for name, _ in self._cancelled_keys}
-        topics |= self._cancels.keys() | self._reschedules.keys()
-        self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
-
-    def _store_once(self) -> None:
         if self._numbers is None:
             self._store_all(lambda group: None)
         else:
             self.stored_before = not self._engine.sending.producers.once(*self._numbers, self._store_all)
+        if self._engine.may_wait_for_copy:
+            topics = {each.topic for each in self._sends} | {name for name, _ in self._cancelled_keys}
+            topics |= self._cancels.keys() | self._reschedules.keys()
+            self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
 
     def _store_all(self, also: Callable[[WriteBatch], None]) -> bool:
         engine = self._engine
         for _ in range(_ATTEMPTS):
-            with suppress(KeyChanged), ExitStack() as held:
+            with suppress(KeyChanged), Held() as held:
+                writer = engine.writer()
                 prepared = self._prepare(held)
                 if prepared.units:
                     prepared.units.append(also)
-                    engine.writer().write(prepared)
+                    writer.write(prepared)
                 break
         else:
             reason = "its message was rescheduled or cancelled by its id, by this transaction or others"
@@ -313,16 +321,14 @@ class Transaction:
             engine.storage.main.flush()
         return True
 
-    def _prepare(self, held: ExitStack) -> _Prepared:
+    def _prepare(self, held: Held) -> _Prepared:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
-        engine, prepared = self._engine, _Prepared(held)
-        now_ms = engine.writing_at()
-        names = list(dict.fromkeys(each.topic for each in self._sends))
-        topics = engine.topics.get_or_create_all(names, now_ms) if names else []
-        place_of = {name: at for at, name in enumerate(names)}
-        owners = np.array([place_of[each.topic] for each in self._sends], dtype=np.intp)
+        engine, prepared = self._engine, _Prepared()
+        now_ms = engine.clock.now_ms()
+        names = list({each.topic: None for each in self._sends})
+        topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
         keys = {
-            at: sent_key(topics[place_of[each.topic]].topic_id, each.dedup.key)
+            at: sent_key(topics[each.topic].topic_id, each.dedup.key)
             for at, each in enumerate(self._sends)
             if each.dedup is not None
         }
@@ -332,23 +338,22 @@ class Transaction:
         ]
         if engine.storage.partitions.away:
             self._fetch([(topic, key) for topic, key, _ in cancelled])
-        held.enter_context(engine.pending.keys.locks([*keys.values(), *(key for _, key, _ in cancelled)]))
-        held.enter_context(engine.delivery.firing.gate.reading())
+        engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
         if self._acks:
             self._acknowledge(prepared)
         for name, cancels in self._cancels.items():
-            self._cancel(prepared, engine.topics.get(name), cancels)
+            self._cancel(held, prepared, engine.topics.get(name), cancels)
         for topic, key, each in cancelled:
-            self._cancel_key(prepared, topic, key, each)
+            self._cancel_key(held, prepared, topic, key, each)
         for name, reschedules in self._reschedules.items():
             for asked in reschedules:
-                self._reschedule(prepared, engine.topics.get(name), asked, now_ms)
+                self._reschedule(held, prepared, engine.topics.get(name), asked, now_ms)
         for work, result in self._documents:
             self._write_document(prepared, work, result)
         if keys or len(self._sends) > _FEW:
-            self._send_batch(prepared, topics, owners, keys, now_ms)
-        else:
-            self._send(prepared, topics, owners, now_ms)
+            self._send_batch(held, prepared, topics, keys, now_ms)
+        elif self._sends:
+            self._send(held, prepared, topics, now_ms)
         return prepared
 
     def _fetch(self, keys: Sequence[tuple[TopicState, bytes]]) -> None:
@@ -363,55 +368,50 @@ class Transaction:
             pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
     def _acknowledge(self, prepared: _Prepared) -> None:
-        by_subscription: dict[tuple[str, str], list[Ack]] = {}
+        by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}
         for ack in self._acks:
-            by_subscription.setdefault((ack.message.topic, ack.message.subscription), []).append(ack)
-        found: list[tuple[TopicState, SubscriptionState, list[Ack]]] = []
+            message = ack.message
+            by_subscription.setdefault((message.topic, message.subscription), []).append((message.position, ack))
+        found: list[tuple[TopicState, SubscriptionState, list[tuple[Position, Ack]]]] = []
         for (name, subscription), acks in by_subscription.items():
             topic = self._engine.topics.get(TopicName.parse(name))
             state = topic.subscriptions.get(subscription)
             if state is None:
                 raise UnknownSubscription(name, subscription)
             if not state.durable:
-                raise InvalidArgument("messages", acks[0].message, "a reader's acknowledgements are never on disk")
+                raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
             found.append((topic, state, acks))
-        entries = [
-            (topic, state, group_by_ledger([each.message.position for each in acks])) for topic, state, acks in found
-        ]
+        entries = [(topic, state, group_by_ledger([position for position, _ in acks])) for topic, state, acks in found]
         acknowledge = self._engine.delivery.flusher.acknowledging(entries)
 
         def unit(group: WriteBatch) -> None:
-            fresh = acknowledge(group.main)
-            for (_, state, acks), of_subscription in zip(found, fresh, strict=True):
+            prepared.acknowledged = []
+            for (topic, state, acks), fresh in zip(found, acknowledge(group.main), strict=True):
                 with state.lock:
-                    for message, consumer in acks:
-                        ledger_id, entry_id = message.position
-                        is_held = state.holds(message, None if consumer is None else consumer._id)
-                        if not is_held or entry_id not in of_subscription[ledger_id]:
+                    for position, (message, consumer) in acks:
+                        is_held = state.holds(message, position, None if consumer is None else consumer._id)
+                        if not is_held or position.entry_id not in fresh[position.ledger_id]:
                             where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
                             raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-            counts = (sum(map(len, each.values())) for each in fresh)
-            prepared.acknowledged = [
-                (topic, state, count) for (topic, state, _), count in zip(found, counts, strict=True)
-            ]
+                prepared.acknowledged.append((topic, state, sum(map(len, fresh.values()))))
 
         prepared.units.append(unit)
 
-    def _cancel(self, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
+    def _cancel(self, held: Held, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
         ids = [each.message_id for each in cancels]
-        work = prepared.held.enter_context(self._engine.pending.topic_withdrawals.cancelling(topic, ids))
+        work = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids)
 
         def unit(group: WriteBatch) -> None:
             for (_, required, result), outcome in zip(cancels, work(group.main), strict=True):
-                done = outcome in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
+                done = outcome in _NEVER_DELIVERED
                 if required and not done:
                     raise TransactionConflict(result.operation, f"it is {outcome.value}")
                 prepared.values[result] = done
 
         prepared.units.append(unit)
 
-    def _cancel_key(self, prepared: _Prepared, topic: TopicState, key: bytes, asked: _CancelKey) -> None:
-        work = prepared.held.enter_context(self._engine.sending.keyed.cancelling(topic, key))
+    def _cancel_key(self, held: Held, prepared: _Prepared, topic: TopicState, key: bytes, asked: _CancelKey) -> None:
+        work = self._engine.sending.keyed.cancelling(held, topic, key)
 
         def unit(group: WriteBatch) -> None:
             outcome = Outcome.UNKNOWN if work is None else work(group.main)
@@ -422,12 +422,10 @@ class Transaction:
 
         prepared.units.append(unit)
 
-    def _reschedule(self, prepared: _Prepared, topic: TopicState, asked: _Reschedule, now_ms: int) -> None:
+    def _reschedule(self, held: Held, prepared: _Prepared, topic: TopicState, asked: _Reschedule, now_ms: int) -> None:
         message_id, deliver_at, deliver_after, allow_past, required, result = asked
-        work = prepared.held.enter_context(
-            self._engine.pending.topic_withdrawals.rescheduling(
-                topic, [message_id], deliver_at, deliver_after, now_ms, allow_past=allow_past
-            )
+        work = self._engine.pending.topic_withdrawals.rescheduling(
+            held, topic, [message_id], deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
 
         def unit(group: WriteBatch) -> None:
@@ -448,35 +446,44 @@ class Transaction:
 
         prepared.units.append(unit)
 
-    def _send(self, prepared: _Prepared, topics: Sequence[TopicState], owners: Places, now_ms: int) -> None:
+    def _send(self, held: Held, prepared: _Prepared, topics: Mapping[TopicName, TopicState], now_ms: int) -> None:
         policies, sender = self._engine.policies, self._engine.sending.sender
-        dues: list[int] = []
+        places, dues = {name: at for at, name in enumerate(topics)}, []
         for each in self._sends:
-            due_ms, overridden = policies.apply_one(each.topic, each.message[0], now_ms)
+            due_ms, overridden = policies.apply_one(each.topic, each.due_ms, now_ms)
             dues.append(due_ms)
             if overridden:
                 prepared.overridden.append(each.topic)
-        prepared.held.enter_context(sender.within_quota(topics, owners, np.array(dues, dtype=np.int64), now_ms))
+        if policies.limits_pending:
+            owners = np.array([places[each.topic] for each in self._sends])
+            sender.within_quota(held, list(topics.values()), owners, np.array(dues), now_ms)
         works = [
-            prepared.held.enter_context(sender.sending_one(topics[at], due_ms, each.message[1], now_ms))
-            for at, due_ms, each in zip(owners.tolist(), dues, self._sends, strict=True)
+            (each.result, sender.sending_one(held, topics[each.topic], due_ms, each.body, now_ms))
+            for each, due_ms in zip(self._sends, dues, strict=True)
         ]
 
         def unit(group: WriteBatch) -> None:
-            for each, work in zip(self._sends, works, strict=True):
-                prepared.values[each.result] = MessageId(*work(group))
+            for result, work in works:
+                prepared.values[result] = MessageId(*work(group))
 
         prepared.units.append(unit)
 
     def _send_batch(
-        self, prepared: _Prepared, topics: Sequence[TopicState], owners: Places, keys: Mapping[int, bytes], now_ms: int
+        self,
+        held: Held,
+        prepared: _Prepared,
+        topics: Mapping[TopicName, TopicState],
+        keys: Mapping[int, bytes],
+        now_ms: int,
     ) -> None:
-        dues = np.array([each.message[0] for each in self._sends], dtype=np.int64)
-        bodies = [each.message[1] for each in self._sends]
+        places = {name: at for at, name in enumerate(topics)}
+        owners = np.array([places[each.topic] for each in self._sends], dtype=np.intp)
+        dues = np.array([each.due_ms for each in self._sends], dtype=np.int64)
+        bodies = [each.body for each in self._sends]
         dedups = {at: each.dedup for at, each in enumerate(self._sends) if each.dedup is not None}
         batch = EncodedBatch(dues, dues > now_ms, bodies, dedups=dedups)
-        sending = self._engine.sending.keyed.sending(topics, owners, batch, keys, now_ms, policies=True)
-        work = prepared.held.enter_context(sending)
+        keyed = self._engine.sending.keyed
+        work = keyed.sending(held, list(topics.values()), owners, batch, keys, now_ms, policies=True)
 
         def unit(group: WriteBatch) -> None:
             prepared.values.update(zip((each.result for each in self._sends), work(group).to_list(), strict=True))

@@ -10,9 +10,8 @@ What takes the place of another is a conditional entry: it names that one, and f
 appends it admits it too. (Versions before appended it in a commit of its own: one that is not admitted never fires.)
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -33,6 +32,7 @@ from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
 from ..store.codec.sent_ids import IN_MAIN
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry
+from ..store.held import Held
 from ..store.log import catalog
 from ..store.log.ledger import Replaced
 from ..store.log.managed_ledger import ManagedLedger
@@ -112,17 +112,17 @@ class PendingEntries:
         self._span_ms, self._limits = config.partition_ms, RunLimits(config.run_entries, config.run_bytes)
         self.gate = self._firing.gate
 
-    @contextmanager
     def located(
         self,
+        held: Held,
         log: ManagedLedger,
         ids: Sequence[MessageId],
         known: Partition | None = None,
         *,
         bodies: bool = False,
         dues: bool = False,
-    ) -> Iterator[tuple[list[FoundEntries], list[Outcome]]]:
-        """The entries of the ids by partition, under leases; and outcomes, UNKNOWN or FIRED where there is no entry.
+    ) -> tuple[list[FoundEntries], list[Outcome]]:
+        """The entries of the ids by partition, under leases if need be, and outcomes: of no entry UNKNOWN, or FIRED.
 
         known: the partition that they are in; None: it is looked for. bodies: read those as well, where they may still
         be cancelled. dues: read due times of those that have fired as well.
@@ -136,27 +136,20 @@ class PendingEntries:
             elif 0 <= entry_id < in_main:
                 outcomes[row] = Outcome.FIRED
         found: list[FoundEntries] = []
-        leased: list[Partition] = []
-        try:
-            for ledger_id, rows in rows_of.items():
-                partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
-                if partition is None:
-                    continue
-                if self._is_read(partition, bodies=bodies, dues=dues):
-                    tail = None
-                else:
-                    tail = self._tail(partition, log.topic_id, ledger_id)
-                if tail is not None:
-                    there = [row for row in rows if 0 <= ids[row].entry_id < tail]
-                    found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
-                else:
-                    self._partitions.acquire(partition)
-                    leased.append(partition)
-                    found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
-            yield found, outcomes
-        finally:
-            for partition in leased:
-                self._partitions.release(partition)
+        for ledger_id, rows in rows_of.items():
+            partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
+            if partition is None:
+                continue
+            is_read = self._is_read(partition, bodies=bodies, dues=dues)
+            tail = None if is_read else self._tail(partition, log.topic_id, ledger_id)
+            if tail is not None:
+                there = [row for row in rows if 0 <= ids[row].entry_id < tail]
+                found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
+            else:
+                self._partitions.acquire(partition)
+                held.until_end(partial(self._partitions.release, partition))
+                found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
+        return found, outcomes
 
     def fetch(
         self,
@@ -317,13 +310,11 @@ class PendingEntries:
 
     # -- before the transaction ----------------------------------------------------------------------
 
-    @contextmanager
-    def appending(self, new: Successors, now_ms: int) -> Iterator[Append]:
-        """Give what appends messages: to partitions, under leases, and to the main log those whose time has come."""
+    def appending(self, held: Held, new: Successors, now_ms: int) -> Append:
+        """What appends messages: to partitions, under leases, and to the main log those whose time has come."""
         topic_id = new.log.topic_id
         direct = [row for row in new.bodies if new.dues[row] <= now_ms]
         logs: list[tuple[Partition, PartitionLog, list[int]]] = []
-        leased: list[Partition] = []
 
         def append(
             transaction: Transaction, rows: Container[int], cancelled: AbstractSet[int] = frozenset()
@@ -341,17 +332,13 @@ class PendingEntries:
                 placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in zip(some, ids, strict=True)}
             return placed
 
-        try:
-            for start_ms, of_start in sorted(self._by_start(new, now_ms).items()):
-                partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
-                if partition is None:
-                    raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
-                leased.append(partition)
-                logs.append((partition, partition.log_to_append(topic_id, self._partitions.new_ledger), of_start))
-            yield append
-        finally:
-            if leased:
-                self._partitions.end_appends(leased)
+        for start_ms, of_start in sorted(self._by_start(new, now_ms).items()):
+            partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
+            if partition is None:
+                raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
+            held.until_end(partial(self._partitions.end_append, partition))
+            logs.append((partition, partition.log_to_append(topic_id, self._partitions.new_ledger), of_start))
+        return append
 
     def _append(
         self,

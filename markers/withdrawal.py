@@ -15,9 +15,8 @@ changes the record, cancels the message before where it is still to be replaced,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from ..store.clock import Clock
 from ..store.codec.sent_ids import KeyRecord, dedup_key_of, sent_key
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction, Work
+from ..store.held import Held
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
@@ -44,11 +44,16 @@ class Withdrawals:
         """Have what the units of work read be on this machine; as each does, but before the caller holds anything."""
         self._entries.fetch(log, ids, bodies=bodies)
 
-    @contextmanager
     def cancelling(
-        self, log: ManagedLedger, ids: Sequence[MessageId], *, keyed: bool = False, known: Partition | None = None
-    ) -> Iterator[Work[list[Outcome]]]:
-        """The unit of work that cancels messages of a topic; the outcome of each. To be written within the block.
+        self,
+        held: Held,
+        log: ManagedLedger,
+        ids: Sequence[MessageId],
+        *,
+        keyed: bool = False,
+        known: Partition | None = None,
+    ) -> Work[list[Outcome]]:
+        """The unit of work that cancels messages of a topic; the outcome of each. Written before `held` ends.
 
         keyed: some may have deduplication keys, which are free then. known: the partition that all are in.
 
@@ -56,106 +61,108 @@ class Withdrawals:
         topic has no such message, or none any more.
         """
         self._entries.fetch(log, ids, known, bodies=keyed)
-        with self._entries.gate.reading(), self._entries.located(log, ids, known, bodies=keyed) as (logs, outcomes):
-            # a key whose message cannot be read holds no more once that is cancelled, recorded or not
-            keys = _keys(_bodies(logs)) if keyed else {}
+        held.enter(self._entries.gate.reading())
+        logs, outcomes = self._entries.located(held, log, ids, known, bodies=keyed)
+        # a key whose message cannot be read holds no more once that is cancelled, recorded or not
+        keys = _keys(_bodies(logs)) if keyed else {}
 
-            def work(transaction: Transaction) -> list[Outcome]:
-                for found in logs:
-                    self._entries.cancel(transaction, log.topic_id, found, outcomes)
-                for row, key in keys.items():
-                    if outcomes[row] is Outcome.CANCELLED:
-                        _free(transaction, sent_key(log.topic_id, key), ids[row])
-                return outcomes
+        def work(transaction: Transaction) -> list[Outcome]:
+            for found in logs:
+                self._entries.cancel(transaction, log.topic_id, found, outcomes)
+            for row, key in keys.items():
+                if outcomes[row] is Outcome.CANCELLED:
+                    _free(transaction, sent_key(log.topic_id, key), ids[row])
+            return outcomes
 
-            yield work
+        return work
 
     def states(
         self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
     ) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for a message that it would cancel. Changes nothing."""
         self._entries.fetch(log, ids, known)
-        with self._entries.gate.reading(), self._entries.located(log, ids, known) as (logs, outcomes):
-            return self._entries.states(log.topic_id, logs, outcomes)
+        with Held() as held:
+            held.enter(self._entries.gate.reading())
+            return self._entries.states(log.topic_id, *self._entries.located(held, log, ids, known))
 
     def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
         """Where the marker of a message of a partition log is; None: it has not fired, was cancelled, or is gone."""
         self._entries.fetch(log, [message_id], dues=True)
-        with self._entries.gate.reading(), self._entries.located(log, [message_id], dues=True) as (logs, _):
+        with Held() as held:
+            held.enter(self._entries.gate.reading())
+            logs, _ = self._entries.located(held, log, [message_id], dues=True)
             fired = self._entries.fired(log.topic_id, logs)
         if fired is None:
             return None
         due_ms, last = fired
         return find_marker(self._main, log, message_id, due_ms - self._clock.lead_ms, last)
 
-    @contextmanager
     def rescheduling(
-        self, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]
-    ) -> Iterator[Work[list[MessageId | None]]]:
-        """The unit of work that gives messages of a topic new due times (epoch ms). To be written within the block.
+        self, held: Held, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]
+    ) -> Work[list[MessageId | None]]:
+        """The unit of work that gives messages of a topic new due times (epoch ms). Written before `held` ends.
 
         Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
         Raises CorruptEntry (a body cannot be read).
         """
         self._entries.fetch(log, ids, bodies=True)
-        with self._entries.gate.reading(), self._entries.located(log, ids, bodies=True) as (logs, outcomes):
-            now_ms = self._clock.now_ms()
+        held.enter(self._entries.gate.reading())
+        logs, outcomes = self._entries.located(held, log, ids, bodies=True)
+        now_ms = self._clock.now_ms()
+        for found in logs:
+            if found.unreadable:
+                raise found.unreadable[0]
+        new = Successors(log, ids, [max(due_ms, now_ms) for due_ms in dues], _bodies(logs))
+        if self._entries.are_new(new, now_ms):
+            states = self._entries.states(log.topic_id, logs, outcomes)  # what is not pending needs none
+            new = new._replace(bodies={row: body for row, body in new.bodies.items() if states[row] is None})
+        keys = _keys(new.bodies)
+        append = self._entries.appending(held, new, now_ms)
+
+        def work(transaction: Transaction) -> list[MessageId | None]:
             for found in logs:
-                if found.unreadable:
-                    raise found.unreadable[0]
-            new = Successors(log, ids, [max(due_ms, now_ms) for due_ms in dues], _bodies(logs))
-            if self._entries.are_new(new, now_ms):
-                states = self._entries.states(log.topic_id, logs, outcomes)  # what is not pending needs none
-                new = new._replace(bodies={row: body for row, body in new.bodies.items() if states[row] is None})
-            keys = _keys(new.bodies)
-            with self._entries.appending(new, now_ms) as append:
+                self._entries.cancel(transaction, log.topic_id, found, outcomes)
+            taken = {row for row, outcome in enumerate(outcomes) if outcome is Outcome.CANCELLED}
+            placed = append(transaction, taken)
+            for row, key in keys.items():
+                if row in placed:
+                    _move(transaction, sent_key(log.topic_id, key), ids[row], placed[row])
+            return [placed[row].message_id if row in placed else None for row in range(len(ids))]
 
-                def work(transaction: Transaction) -> list[MessageId | None]:
-                    for found in logs:
-                        self._entries.cancel(transaction, log.topic_id, found, outcomes)
-                    taken = {row for row, outcome in enumerate(outcomes) if outcome is Outcome.CANCELLED}
-                    placed = append(transaction, taken)
-                    for row, key in keys.items():
-                        if row in placed:
-                            _move(transaction, sent_key(log.topic_id, key), ids[row], placed[row])
-                    return [placed[row].message_id if row in placed else None for row in range(len(ids))]
+        return work
 
-                yield work
-
-    @contextmanager
-    def replacing(self, batches: Sequence[Replacing]) -> Iterator[Work[list[tuple[dict[int, Placed], int]]]]:
+    def replacing(self, held: Held, batches: Sequence[Replacing]) -> Work[list[tuple[dict[int, Placed], int]]]:
         """The unit that cancels messages of several topics where they have not fired, and sends others in their place.
 
-        To be written within the block. Gives for each batch where its messages are, by row, and how many of its `olds`
+        Written before `held` ends. Gives for each batch where its messages are, by row, and how many of its `olds`
         were cancelled.
         """
         for batch in batches:
             for known, ids in _by_partition(batch).items():
                 self._entries.fetch(batch.log, ids, known)
-        with self._entries.gate.reading(), ExitStack() as leases:
-            now_ms = self._clock.now_ms()
-            steps = [(batch, self._locate(batch, leases), self._appending(batch, now_ms, leases)) for batch in batches]
+        held.enter(self._entries.gate.reading())
+        now_ms = self._clock.now_ms()
+        steps = [(batch, self._locate(held, batch), self._appending(held, batch, now_ms)) for batch in batches]
 
-            def work(transaction: Transaction) -> list[tuple[dict[int, Placed], int]]:
-                done = []
-                for batch, found, append in steps:
-                    for logs, outcomes in found:
-                        for each in logs:
-                            self._entries.cancel(transaction, batch.log.topic_id, each, outcomes)
-                    placed = append(transaction, range(len(batch.dues)), batch.passing)
-                    done.append((placed, sum(outcomes.count(Outcome.CANCELLED) for _, outcomes in found)))
-                return done
+        def work(transaction: Transaction) -> list[tuple[dict[int, Placed], int]]:
+            done = []
+            for batch, found, append in steps:
+                for logs, outcomes in found:
+                    for each in logs:
+                        self._entries.cancel(transaction, batch.log.topic_id, each, outcomes)
+                placed = append(transaction, range(len(batch.dues)), batch.passing)
+                done.append((placed, sum(outcomes.count(Outcome.CANCELLED) for _, outcomes in found)))
+            return done
 
-            yield work
+        return work
 
-    def _locate(self, batch: Replacing, leases: ExitStack) -> list[tuple[list[FoundEntries], list[Outcome]]]:
-        located = self._entries.located
-        return [leases.enter_context(located(batch.log, ids, known)) for known, ids in _by_partition(batch).items()]
+    def _locate(self, held: Held, batch: Replacing) -> list[tuple[list[FoundEntries], list[Outcome]]]:
+        return [self._entries.located(held, batch.log, ids, known) for known, ids in _by_partition(batch).items()]
 
-    def _appending(self, batch: Replacing, now_ms: int, leases: ExitStack) -> Append:
+    def _appending(self, held: Held, batch: Replacing, now_ms: int) -> Append:
         ids = [batch.olds.get(row, (NOTHING, None))[0] for row in range(len(batch.dues))]
         new = Successors(batch.log, ids, batch.dues, dict(enumerate(batch.bodies)))
-        return leases.enter_context(self._entries.appending(new, now_ms))
+        return self._entries.appending(held, new, now_ms)
 
 
 class Replacing(NamedTuple):

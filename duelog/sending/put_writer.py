@@ -10,7 +10,6 @@ Messages with deduplication keys are sent as a batch of such, with those that we
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 import numpy as np
 from pyroaring import BitMap64
@@ -18,6 +17,7 @@ from pyroaring import BitMap64
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.errors import QuotaExceeded, UnknownTopic
+from duelog.store.held import Held
 from duelog.store.message import Dedup
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
@@ -198,9 +198,9 @@ class PutWriter:
     def _write_few(self, items: Sequence[Outgoing], group: _Group) -> list[MessageId]:
         """Store messages without the overhead of a batch, in one group; their ids."""
         topics, sender = list(group.topics), self._sender
-        with ExitStack() as held:
+        with Held() as held:
             works = [
-                held.enter_context(sender.sending_one(topics[owner], item.due_ms, item.body, item.now_ms))
+                sender.sending_one(held, topics[owner], item.due_ms, item.body, item.now_ms)
                 for item, owner in zip(items, group.owners, strict=True)
             ]
 

@@ -6,8 +6,8 @@ sends packs the runs of partitions before it queues, since the leader of a group
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits, fields_of_message
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.errors import BrokenInvariant, InvalidArgument, UnknownTopic
+from duelog.store.held import Held
 from duelog.store.log.managed_ledger import Segment
 from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import MessageId, MessageIds
@@ -43,6 +44,9 @@ from .log_append import (
 from .wal_writer import WalWriter, Work
 
 Places = npt.NDArray[np.intp]
+
+Place = tuple[int, int]
+"""Ledger id and entry id."""
 
 T = TypeVar("T")
 
@@ -100,7 +104,8 @@ class Sender:
         """
         if not len(batch):
             return MessageIds.run(0, 0, 0)
-        with self.within_quota([topic], None, batch.dues, now_ms):
+        with Held() as held:
+            self.within_quota(held, [topic], None, batch.dues, now_ms)
             return self._send_pieces(topic, batch, now_ms, also)
 
     def _send_pieces(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None) -> MessageIds:
@@ -108,28 +113,35 @@ class Sender:
         for start, limit in self.pieces(batch, 0 if also is None else _ALSO_BYTES):
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
             extra = None if also is None else at_places(also, range(start, limit))
-            with ExitStack() as leases:
-                ids.append(self.write(self._work([topic], None, piece, now_ms, extra, leases)))
+            with Held() as leases:
+                ids.append(self.write(self._work(leases, [topic], None, piece, now_ms, extra)))
             self._policies.stored(topic.name, piece.overridden)
             topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
     def within_quota(
-        self, topics: Sequence[TopicState], owners: Places | None, dues: Int64s, now_ms: int, *, refused: bool = True
-    ) -> AbstractContextManager[None]:
+        self,
+        held: Held,
+        topics: Sequence[TopicState],
+        owners: Places | None,
+        dues: Int64s,
+        now_ms: int,
+        *,
+        refused: bool = True,
+    ) -> None:
         """Hold the quotas of messages with these due times while they are sent; `owners` as in `send_all`.
 
         refused: whether they can be exceeded.
         """
         if not self._policies.limits_pending:
-            return nullcontext()
+            return
         later = dues > now_ms
         if owners is None:
             counts = [int(np.count_nonzero(later))]
         else:
             counts = np.bincount(owners[later], minlength=len(topics)).tolist()
         wanted = [Wanted(topic.topic_id, topic.name, count) for topic, count in zip(topics, counts, strict=True)]
-        return self._quotas.sending(wanted, refused=refused)
+        held.enter(self._quotas.sending(wanted, refused=refused))
 
     def check_place(self, topic: TopicState) -> None:
         """Raise QuotaExceeded where no message more of a topic may be pending."""
@@ -164,26 +176,27 @@ class Sender:
         owners: whose each message is, as a place in `topics`; None: all are of the one topic. `also` writes more in
         the group. Raises InvalidArgument, with nothing stored, where one group does not take them, and QuotaExceeded.
         """
-        with self.sending(topics, owners, batch, now_ms, also) as work:
-            return self.write(work)
+        with Held() as held:
+            return self.write(self.sending(held, topics, owners, batch, now_ms, also))
 
     def write(self, work: Work[T]) -> T:
         """Write a unit of work as one group of the write-ahead log (`WalWriter.write`)."""
         return self._wal_writer.write(work)
 
-    @contextmanager
     def sending(
         self,
+        held: Held,
         topics: Sequence[TopicState],
         owners: Places | None,
         batch: EncodedBatch,
         now_ms: int,
         also: GroupAlso | None = None,
-    ) -> Iterator[Work[MessageIds]]:
-        """The unit of work of `send_all`, to be written within the block; what it sends is counted at its end."""
-        with self.within_quota(topics, owners, batch.dues, now_ms), ExitStack() as leases:
-            yield self._work(topics, owners, batch, now_ms, also, leases)
-        self.count_sent(topics, owners, batch)
+    ) -> Work[MessageIds]:
+        """The unit of work of `send_all`, written before `held` ends; what it sends is counted then."""
+        self.within_quota(held, topics, owners, batch.dues, now_ms)
+        work = self._work(held, topics, owners, batch, now_ms, also)
+        held.once_stored(partial(self.count_sent, topics, owners, batch))
+        return work
 
     def count_sent(self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch) -> None:
         """Count a batch that is durable."""
@@ -214,15 +227,15 @@ class Sender:
 
     def _work(
         self,
+        held: Held,
         topics: Sequence[TopicState],
         owners: Places | None,
         batch: EncodedBatch,
         now_ms: int,
         also: GroupAlso | None,
-        leases: ExitStack,
     ) -> Work[MessageIds]:
         """The unit of work that appends a batch; what it packs is packed now, since a leader holds up all others."""
-        direct, delayed, order = self._route(topics, owners, batch, now_ms, leases)
+        direct, delayed, order = self._route(held, topics, owners, batch, now_ms)
         if delayed is not None and not direct and also is None:
             scattered = ScatteredAppend.of(delayed, self._run_limits, apart=self._sets_apart)
             if scattered is not None:
@@ -243,7 +256,7 @@ class Sender:
         return work
 
     def _route(
-        self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int, leases: ExitStack
+        self, held: Held, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int
     ) -> tuple[list[Part], DelayedBatch | None, Places | None]:
         """Split a batch into parts for main logs and partitions; also the order of its messages, None: as given."""
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
@@ -272,7 +285,7 @@ class Sender:
         ahead = len(direct)
         delayed_batch = None
         if groups:
-            delayed_batch = self._to_partitions(topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms, leases)
+            delayed_batch = self._to_partitions(held, topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms)
         return parts, delayed_batch, None if alone else order
 
     def _by_log(
@@ -290,19 +303,19 @@ class Sender:
 
     def _to_partitions(
         self,
+        held: Held,
         topics: Sequence[TopicState],
         groups: Sequence[tuple[int, int, int, int]],
         dues: Int64s,
         bodies: Bodies,
         now_ms: int,
-        leases: ExitStack,
     ) -> DelayedBatch:
         """Messages in the order of their groups (start_ms, owner, start, limit), with the logs that they are for."""
         topic_ids: dict[int, list[int]] = {}
         for start_ms, owner, _, _ in groups:
             topic_ids.setdefault(start_ms, []).append(topics[owner].topic_id)
         partitions = self._partitions.begin_appends(list(topic_ids), now_ms, list(topic_ids.values()))
-        leases.callback(self._partitions.end_appends, partitions)
+        held.until_end(partial(self._partitions.end_appends, partitions))
         found: list[Partition | None] = []
         logs: list[PartitionLog | None] = []
         for partition, ids in zip(partitions, topic_ids.values(), strict=True):
@@ -362,21 +375,17 @@ class Sender:
         topic.count_sent(1)
         return MessageId(*place)
 
-    @contextmanager
-    def sending_one(self, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> Iterator[Work[tuple[int, int]]]:
-        """The unit of work of `send_one`, to be written within the block; what it sends is counted at its end.
+    def sending_one(self, held: Held, topic: TopicState, due_ms: int, body: bytes, now_ms: int) -> Work[Place]:
+        """The unit of work of `send_one`, written before `held` ends; what it sends is counted then.
 
         REQUIRES: `within_quota`.
         """
+        held.once_stored(partial(topic.count_sent, 1))
         partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=True)
         if partition is None:
-            yield self._direct(topic, due_ms, body, now_ms, None)
-        else:
-            try:
-                yield self._delayed(topic, partition, due_ms, body, None)
-            finally:
-                self._partitions.end_append(partition)
-        topic.count_sent(1)
+            return self._direct(topic, due_ms, body, now_ms, None)
+        held.until_end(partial(self._partitions.end_append, partition))
+        return self._delayed(topic, partition, due_ms, body, None)
 
     def _partition_for(self, topic: TopicState, due_ms: int, now_ms: int, *, may_be_inline: bool) -> Partition | None:
         """The partition of a message, with an append lease; None: it is due, or waits in the main log."""
@@ -385,13 +394,11 @@ class Sender:
         return self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
 
     @staticmethod
-    def _direct(
-        topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None
-    ) -> Work[tuple[int, int]]:
+    def _direct(topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None) -> Work[Place]:
         """The unit of work that appends one message to the main log."""
         fields = fields_of_message(due_ms, due_ms, body, early=due_ms > now_ms)
 
-        def work(group: WriteBatch) -> tuple[int, int]:
+        def work(group: WriteBatch) -> Place:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
             place = topic.log.append_message(group.main, due_ms, fields, body, now_ms)
@@ -403,13 +410,13 @@ class Sender:
 
     def _delayed(
         self, topic: TopicState, partition: Partition, due_ms: int, body: bytes, also: PlaceAlso | None
-    ) -> Work[tuple[int, int]]:
+    ) -> Work[Place]:
         """The unit of work that appends one message to a partition. REQUIRES: an append lease until it is decided."""
         log = partition.log_to_append(topic.topic_id, self._partitions.new_ledger)
         start_ms, memtable = partition.start_ms, partition.memtable
         fields = fields_of_message(start_ms, due_ms, body)
 
-        def work(group: WriteBatch) -> tuple[int, int]:
+        def work(group: WriteBatch) -> Place:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
             rows = group.to(start_ms, memtable)

@@ -6,8 +6,7 @@ batch, nothing topic by topic. The public faces are `Topic` (topic.py) and `Dela
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from duelog.store.duration import Duration
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
+from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
 from duelog.store.message import AnyId, Dedup, Message, id_of, resolve_due_ms
 from duelog.store.names import TopicName
@@ -322,21 +322,23 @@ class TopicWithdrawals:
 
     def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages and return the outcome of each."""
-        with self.cancelling(topic, message_ids) as work:
-            return self._main.write(work, makes_space=True)
+        with Held() as held:
+            return self._main.write(self.cancelling(held, topic, _checked(message_ids)), makes_space=True)
 
-    @contextmanager
-    def cancelling(self, topic: TopicState, message_ids: Sequence[AnyId]) -> Iterator[Work[list[Outcome]]]:
-        """The unit of work of `cancel`, to be written within the block; listeners hear of it at its end."""
+    def cancelling(self, held: Held, topic: TopicState, ids: Sequence[MessageId]) -> Work[list[Outcome]]:
+        """The unit of work of `cancel`, written before `held` ends; listeners hear of it then."""
         outcomes: list[Outcome] = []
-        with self._withdrawals.cancelling(topic.log, _checked(message_ids), keyed=self._has_keys(topic)) as cancel:
+        cancel = self._withdrawals.cancelling(held, topic.log, ids, keyed=self._has_keys(topic))
 
-            def work(transaction: Transaction) -> list[Outcome]:
-                outcomes[:] = cancel(transaction)
-                return outcomes
+        def work(transaction: Transaction) -> list[Outcome]:
+            outcomes[:] = cancel(transaction)
+            return outcomes
 
-            yield work
-        tell(self._listeners, StoreListener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
+        def tell_listeners() -> None:
+            tell(self._listeners, StoreListener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
+
+        held.once_stored(tell_listeners)
+        return work
 
     def reschedule(
         self,
@@ -350,12 +352,12 @@ class TopicWithdrawals:
     ) -> list[MessageId | None]:
         """Give messages another due time, under the delay policies. Returns the new ids."""
         asked = (deliver_at, deliver_after)
-        with self.rescheduling(topic, message_ids, *asked, now_ms, allow_past=allow_past) as work:
-            return self._main.write(work)
+        with Held() as held:
+            return self._main.write(self.rescheduling(held, topic, message_ids, *asked, now_ms, allow_past=allow_past))
 
-    @contextmanager
     def rescheduling(
         self,
+        held: Held,
         topic: TopicState,
         message_ids: Sequence[AnyId],
         deliver_at: int | datetime | None,
@@ -363,38 +365,43 @@ class TopicWithdrawals:
         now_ms: int,
         *,
         allow_past: bool,
-    ) -> Iterator[Work[list[MessageId | None]]]:
-        """The unit of work of `reschedule`, to be written within the block; listeners hear of it at its end."""
+    ) -> Work[list[MessageId | None]]:
+        """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
         times = Message(b"", deliver_at=deliver_at, deliver_after=deliver_after)
         asked = resolve_due_ms(times, now_ms, allow_past=allow_past)
         due_ms = now_ms if asked is None else asked
         ids = _checked(message_ids)
         batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
         self._policies.apply(topic.name, batch, now_ms)
-        with self._moving(topic, ids, batch.dues.tolist()) as (work, new_ids):
-            yield work
-        if batch.overridden is not None:
-            self._policies.stored(topic.name, batch.overridden[[each is not None for each in new_ids]])
+        work, new_ids = self._moving(held, topic, ids, batch.dues.tolist())
+        overridden = batch.overridden
+        if overridden is not None:
+            held.once_stored(
+                lambda: self._policies.stored(topic.name, overridden[[each is not None for each in new_ids]])
+            )
+        return work
 
     def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
         """Make a message due now, whatever the delay policies. Returns its new id."""
-        with self._moving(topic, _checked([message_id]), [now_ms]) as (work, _):
-            return self._main.write(work)[0]
+        with Held() as held:
+            return self._main.write(self._moving(held, topic, _checked([message_id]), [now_ms])[0])[0]
 
-    @contextmanager
     def _moving(
-        self, topic: TopicState, ids: list[MessageId], dues: list[int]
-    ) -> Iterator[tuple[Work[list[MessageId | None]], list[MessageId | None]]]:
+        self, held: Held, topic: TopicState, ids: list[MessageId], dues: list[int]
+    ) -> tuple[Work[list[MessageId | None]], list[MessageId | None]]:
         """The unit of work that gives messages new due times, and what it has given last."""
         new_ids: list[MessageId | None] = []
-        with self._withdrawals.rescheduling(topic.log, ids, dues) as move:
+        move = self._withdrawals.rescheduling(held, topic.log, ids, dues)
 
-            def work(transaction: Transaction) -> list[MessageId | None]:
-                new_ids[:] = move(transaction)
-                return new_ids
+        def work(transaction: Transaction) -> list[MessageId | None]:
+            new_ids[:] = move(transaction)
+            return new_ids
 
-            yield work, new_ids
-        tell(self._listeners, StoreListener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
+        def tell_listeners() -> None:
+            tell(self._listeners, StoreListener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
+
+        held.once_stored(tell_listeners)
+        return work, new_ids
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
         """Return the position of a message in the main log; None: it has none."""

@@ -17,7 +17,6 @@ Source: Pulsar's DeadLetterPolicy and `initialSubscriptionName`.
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +36,7 @@ from duelog.store.errors import (
     UnknownSubscription,
     UnknownTopic,
 )
+from duelog.store.held import Held
 from duelog.store.limited_log import LimitedLog
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import MAX_DUE_MS, Message, Occurrence, ReceivedMessage
@@ -249,7 +249,8 @@ class DeadLetters:
         entries = self._entries_of(letters)
         if not entries:
             return 0
-        with self._pending.gate.reading(), ExitStack() as leases:
+        with Held() as held:
+            held.enter(self._pending.gate.reading())
             now_ms = self._clock.now_ms()
             due_ms = now_ms + delay_ms
             if due_ms > MAX_DUE_MS:
@@ -263,7 +264,7 @@ class DeadLetters:
             appends = []
             for name, of_topic in bodies.items():
                 new = Successors(origins[name].log, nothing, dues, of_topic)
-                appends.append((origins[name], leases.enter_context(self._pending.appending(new, now_ms))))
+                appends.append((origins[name], self._pending.appending(held, new, now_ms)))
 
             def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
                 rows = _still_held(letters, entries, fresh)

@@ -137,13 +137,16 @@ class Topics:
 
     def get_or_create_all(self, names: Sequence[TopicName], now_ms: int) -> list[TopicState]:
         """The topics of several names; those that there are not are created in one commit."""
-        absent = self._load_all(names)
-        if absent:
+        known = [state for name in names if (state := self._known(name)) is not None]
+        if len(known) == len(names):
+            return known
+        if absent := self._load_all(names):
             self.create(absent, now_ms)
             self._load_all(absent)
         return [self.get(name) for name in names]
 
     def _load_all(self, names: Sequence[TopicName]) -> list[TopicName]:
+        """Load topics; the names of those that there are not."""
         if all(map(self._known, names)):
             return []
         absent = []

@@ -297,10 +297,10 @@ class SubscriptionState:
         """True if acknowledgements or attempts may not be on disk; for a subscription that is there."""
         return not self.deleted and (self.acks.changed or self.attempts.changed)
 
-    def holds(self, message: ReceivedMessage, consumer_id: int | None) -> bool:
-        """Return whether a delivery is held by a consumer, None: by any. REQUIRES: the lock."""
+    def holds(self, message: ReceivedMessage, position: Position, consumer_id: int | None) -> bool:
+        """Return whether a delivery, of `position`, is held by a consumer, None: by any. REQUIRES: the lock."""
         times, dispatcher = message.redelivery_count, self.dispatcher
-        return dispatcher is not None and dispatcher.outstanding.holds(message.position, times, consumer_id)
+        return dispatcher is not None and dispatcher.outstanding.holds(position, times, consumer_id)
 
     def held_by(self, consumer: int) -> int:
         with self.lock:

@@ -29,6 +29,7 @@ from duelog.store.codec.body import encode_one, occurrence_extra
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import CorruptRecord, InvalidArgument, UnknownTopic
+from duelog.store.held import Held
 from duelog.store.log import catalog
 from duelog.store.message import Occurrence
 from duelog.store.position import MessageId
@@ -185,7 +186,8 @@ class Recurring:
             if schedule is None:
                 return False
             old = {} if schedule.next_id is None else {0: (schedule.next_id, None)}
-            with self._withdrawals.replacing([Replacing(topic.log, [], [], old)]) as withdraw:
+            with Held() as held:
+                withdraw = self._withdrawals.replacing(held, [Replacing(topic.log, [], [], old)])
 
                 def work(transaction: Transaction) -> None:
                     withdraw(transaction)
@@ -236,7 +238,8 @@ class Recurring:
         if schedule.next_due_ms is not None and sends_next:
             dues, bodies = [max(schedule.next_due_ms, now_ms + 1)], [body(schedule.next_nominal_ms or 0)]
         olds = {} if old is None else {0: (old, None)}
-        with self._withdrawals.replacing([Replacing(topic.log, dues, bodies, olds)]) as succeed:
+        with Held() as held:
+            succeed = self._withdrawals.replacing(held, [Replacing(topic.log, dues, bodies, olds)])
 
             def work(transaction: Transaction) -> Schedule | None:
                 is_gone = transaction.get(topic_key) is None or (must_exist and transaction.get(key) is None)

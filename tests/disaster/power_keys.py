@@ -416,8 +416,8 @@ def replaced_in_two_steps() -> None:
     """The pending message of a key is cancelled in a transaction before that which sends the other."""
     locate = Withdrawals._locate
 
-    def apart(self: Any, batch: Any, leases: Any) -> Any:
-        found = locate(self, batch, leases)
+    def apart(self: Any, held: Any, batch: Any) -> Any:
+        found = locate(self, held, batch)
         for entries, outcomes in ((each, outcomes) for logs, outcomes in found for each in logs):
             cancel = partial(self._entries.cancel, topic_id=batch.log.topic_id, found=entries, outcomes=outcomes)
             self._main.write(cancel)

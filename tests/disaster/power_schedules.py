@@ -21,6 +21,7 @@ from typing import Any
 from duelog import DelayedStore, ManualClock, Schedule, Topic
 from duelog.errors import InvalidArgument
 from duelog.store.config import SendDurability
+from duelog.store.held import Held
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE
 from tests.disaster.power_story import Facts
@@ -216,8 +217,8 @@ def takes_back_before_it_records() -> None:
 
     def apart(self: Any, topic: Any, schedule: Any, old: Any, *rest: Any, **options: Any) -> Any:
         if old is not None:
-            with self._withdrawals.cancelling(topic.log, [old]) as cancel:
-                self._main.write(cancel)
+            with Held() as held:
+                self._main.write(self._withdrawals.cancelling(held, topic.log, [old]))
         return plain(self, topic, schedule, old, *rest, **options)
 
     setattr(Recurring, "_put", apart)  # noqa: B010

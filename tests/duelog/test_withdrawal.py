@@ -1,7 +1,6 @@
 """Cancelling and rescheduling: truthful answers, one delivery, whatever happens in between."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -66,15 +65,14 @@ def test_what_is_cancelled_as_its_day_begins_to_load_does_not_fire(
         message_id = topic.send(b"x", deliver_after=2 * 3_600)
         located = PendingEntries.located
 
-        @contextmanager
-        def then_load(*arguments: Any, **options: Any) -> Iterator[Any]:
-            with located(*arguments, **options) as found:
-                assert not found[0][0].dues
-                clock.advance(3_600_000)
-                while store._engine.delivery.firing.loaded.load(clock.now_ms()):
-                    pass
-                assert store._engine.delivery.firing.loaded.loaded_starts()
-                yield found
+        def then_load(*arguments: Any, **options: Any) -> Any:
+            found = located(*arguments, **options)
+            assert not found[0][0].dues
+            clock.advance(3_600_000)
+            while store._engine.delivery.firing.loaded.load(clock.now_ms()):
+                pass
+            assert store._engine.delivery.firing.loaded.loaded_starts()
+            return found
 
         monkeypatch.setattr(PendingEntries, "located", then_load)
         assert topic.cancel(message_id)
@@ -123,11 +121,10 @@ def test_a_cancelled_message_is_never_called_fired_while_its_partition_is_delete
     assert before == [Outcome.ALREADY_CANCELLED]
     located = PendingEntries.located
 
-    @contextmanager
-    def then_delete(*arguments: Any, **options: Any) -> Iterator[Any]:
-        with located(*arguments, **options) as found:
-            assert not engine.upkeep.maintenance._delete_one(partition)  # recorded; a lease is held
-            yield found
+    def then_delete(*arguments: Any, **options: Any) -> Any:
+        found = located(*arguments, **options)
+        assert not engine.upkeep.maintenance._delete_one(partition)  # recorded; a lease is held
+        return found
 
     monkeypatch.setattr(PendingEntries, "located", then_delete)
     if asks == "cancel":

@@ -1,0 +1,56 @@
+"""Leases, locks and places that a unit of work needs until it is decided."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Held:
+    """A block within which units of work are made and written; at its end it gives back what they need, the last first.
+
+    As contextlib's ExitStack, at a fifth of its price.
+    """
+
+    __slots__ = ("_ends", "_raised", "_stored")
+
+    def __init__(self) -> None:
+        self._ends: list[Callable[[], object]] = []
+        self._stored: list[Callable[[], object]] = []
+        self._raised: tuple[type[BaseException] | None, BaseException | None, TracebackType | None] = None, None, None
+
+    def enter(self, manager: AbstractContextManager[T]) -> T:
+        """Enter a context manager until the end."""
+        value = manager.__enter__()
+        self._ends.append(lambda: manager.__exit__(*self._raised))
+        return value
+
+    def until_end(self, give_back: Callable[[], object]) -> None:
+        """Have a function be called at the end."""
+        self._ends.append(give_back)
+
+    def once_stored(self, call: Callable[[], object]) -> None:
+        """Have a function be called behind the end of a block that did not raise."""
+        self._stored.append(call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._raised = kind, error, traceback
+        self._give_back()
+        if error is None:
+            for call in self._stored:
+                call()
+
+    def _give_back(self) -> None:
+        try:
+            while self._ends:
+                self._ends.pop()()
+        finally:
+            if self._ends:  # one of them raised
+                self._give_back()
