@@ -304,7 +304,7 @@ class KeyedMessages:
                 raise KeyChanged  # its message was rescheduled meanwhile
             return outcome
 
-        held.once_stored(lambda: tell(self._storage.listeners, StoreListener.cancelled, topic.name, int(cancelled)))
+        held.stored.append(lambda: tell(self._storage.listeners, StoreListener.cancelled, topic.name, int(cancelled)))
         return work
 
     def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:
@@ -527,6 +527,6 @@ class KeyedMessages:
             for owner, count in zip(rows_of, counts, strict=True):
                 tell(self._storage.listeners, StoreListener.cancelled, topics[owner].name, count)
 
-        held.once_stored(partial(self._sender.count_sent, topics, owners if len(topics) > 1 else None, part))
-        held.once_stored(stored)
+        held.stored.append(partial(self._sender.count_sent, topics, owners if len(topics) > 1 else None, part))
+        held.stored.append(stored)
         return work

@@ -147,7 +147,7 @@ class PendingEntries:
                 found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
             else:
                 self._partitions.acquire(partition)
-                held.until_end(partial(self._partitions.release, partition))
+                held.ends.append(partial(self._partitions.release, partition))
                 found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
         return found, outcomes
 
@@ -336,7 +336,7 @@ class PendingEntries:
             partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
             if partition is None:
                 raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
-            held.until_end(partial(self._partitions.end_append, partition))
+            held.ends.append(partial(self._partitions.end_append, partition))
             logs.append((partition, partition.log_to_append(topic_id, self._partitions.new_ledger), of_start))
         return append
 

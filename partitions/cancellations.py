@@ -42,10 +42,10 @@ def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap)
     for block, wanted in blocks(entries).items():
         key = fmt.block_key(table, ledger_id, block)
         held = transaction.bits(key)
-        new = wanted - held
+        new = wanted if wanted.isdisjoint(held) else wanted - held
         if new:
             transaction.change_bits(key, BitChange(new, BitMap()), held)
-            fresh |= new
+            fresh = fresh | new if fresh else new
     return fresh
 
 

@@ -14,26 +14,20 @@ class Held:
     As contextlib's ExitStack, at a fifth of its price.
     """
 
-    __slots__ = ("_ends", "_raised", "_stored")
+    __slots__ = ("_raised", "ends", "stored")
 
     def __init__(self) -> None:
-        self._ends: list[Callable[[], object]] = []
-        self._stored: list[Callable[[], object]] = []
+        self.ends: list[Callable[[], object]] = []
+        """Functions that are called at the end, the last first."""
+        self.stored: list[Callable[[], object]] = []
+        """Functions that are called behind the end of a block that did not raise."""
         self._raised: tuple[type[BaseException] | None, BaseException | None, TracebackType | None] = None, None, None
 
     def enter(self, manager: AbstractContextManager[T]) -> T:
         """Enter a context manager until the end."""
         value = manager.__enter__()
-        self._ends.append(lambda: manager.__exit__(*self._raised))
+        self.ends.append(lambda: manager.__exit__(*self._raised))
         return value
-
-    def until_end(self, give_back: Callable[[], object]) -> None:
-        """Have a function be called at the end."""
-        self._ends.append(give_back)
-
-    def once_stored(self, call: Callable[[], object]) -> None:
-        """Have a function be called behind the end of a block that did not raise."""
-        self._stored.append(call)
 
     def __enter__(self) -> Self:
         return self
@@ -44,13 +38,13 @@ class Held:
         self._raised = kind, error, traceback
         self._give_back()
         if error is None:
-            for call in self._stored:
+            for call in self.stored:
                 call()
 
     def _give_back(self) -> None:
         try:
-            while self._ends:
-                self._ends.pop()()
+            while self.ends:
+                self.ends.pop()()
         finally:
-            if self._ends:  # one of them raised
+            if self.ends:  # one of them raised
                 self._give_back()

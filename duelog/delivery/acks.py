@@ -14,8 +14,7 @@ Normal form, kept after every call:
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap
 
@@ -38,8 +37,7 @@ class LedgerList(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AckChanges:
+class AckChanges(NamedTuple):
     """The writes that bring the disk to the acknowledgements as they were when this was taken.
 
     acked: by ledger id, the change of the bitmap that is stored.
@@ -118,17 +116,19 @@ class AckSet:
 
     def unacked(self, ledger_id: int, start: int, limit: int) -> BitMap:
         """The unacknowledged entry ids of ``[start, limit)``, whether or not those entries exist yet."""
+        return self.unacked_of(ledger_id, BitMap(range(start, limit)))
+
+    def unacked_of(self, ledger_id: int, entries: BitMap) -> BitMap:
+        """Those of ``entries`` that are not acknowledged."""
         marked_ledger, marked_entry = self._mark_delete
         if ledger_id < marked_ledger:
             return BitMap()
-        if ledger_id == marked_ledger and start <= marked_entry:
-            start = marked_entry + 1
-        if start >= limit:
-            return BitMap()
-        found = BitMap(range(start, limit))
-        entries = self._acked.get(ledger_id)
-        if entries is not None:
-            found -= entries
+        found = entries.copy()
+        if ledger_id == marked_ledger:
+            found.remove_range(0, marked_entry + 1)
+        acked = self._acked.get(ledger_id)
+        if acked is not None:
+            found -= acked
         return found
 
     def backlog(self, ledgers: LedgerList) -> int:

@@ -195,7 +195,7 @@ class Sender:
         """The unit of work of `send_all`, written before `held` ends; what it sends is counted then."""
         self.within_quota(held, topics, owners, batch.dues, now_ms)
         work = self._work(held, topics, owners, batch, now_ms, also)
-        held.once_stored(partial(self.count_sent, topics, owners, batch))
+        held.stored.append(partial(self.count_sent, topics, owners, batch))
         return work
 
     def count_sent(self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch) -> None:
@@ -315,7 +315,7 @@ class Sender:
         for start_ms, owner, _, _ in groups:
             topic_ids.setdefault(start_ms, []).append(topics[owner].topic_id)
         partitions = self._partitions.begin_appends(list(topic_ids), now_ms, list(topic_ids.values()))
-        held.until_end(partial(self._partitions.end_appends, partitions))
+        held.ends.append(partial(self._partitions.end_appends, partitions))
         found: list[Partition | None] = []
         logs: list[PartitionLog | None] = []
         for partition, ids in zip(partitions, topic_ids.values(), strict=True):
@@ -380,11 +380,11 @@ class Sender:
 
         REQUIRES: `within_quota`.
         """
-        held.once_stored(partial(topic.count_sent, 1))
+        held.stored.append(partial(topic.count_sent, 1))
         partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=True)
         if partition is None:
             return self._direct(topic, due_ms, body, now_ms, None)
-        held.until_end(partial(self._partitions.end_append, partition))
+        held.ends.append(partial(self._partitions.end_append, partition))
         return self._delayed(topic, partition, due_ms, body, None)
 
     def _partition_for(self, topic: TopicState, due_ms: int, now_ms: int, *, may_be_inline: bool) -> Partition | None:

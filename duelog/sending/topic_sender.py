@@ -337,7 +337,7 @@ class TopicWithdrawals:
         def tell_listeners() -> None:
             tell(self._listeners, StoreListener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
 
-        held.once_stored(tell_listeners)
+        held.stored.append(tell_listeners)
         return work
 
     def reschedule(
@@ -376,7 +376,7 @@ class TopicWithdrawals:
         work, new_ids = self._moving(held, topic, ids, batch.dues.tolist())
         overridden = batch.overridden
         if overridden is not None:
-            held.once_stored(
+            held.stored.append(
                 lambda: self._policies.stored(topic.name, overridden[[each is not None for each in new_ids]])
             )
         return work
@@ -400,7 +400,7 @@ class TopicWithdrawals:
         def tell_listeners() -> None:
             tell(self._listeners, StoreListener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
 
-        held.once_stored(tell_listeners)
+        held.stored.append(tell_listeners)
         return work, new_ids
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:

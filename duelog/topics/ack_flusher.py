@@ -162,12 +162,13 @@ class _StagedAcks:
         """Write what has changed in memory."""
         self._subscription = subscription
         with subscription.lock:
-            self._changes = [subscription.acks.changes()]
+            self._changes = [subscription.acks.changes()] if subscription.acks.changed else []
             self._attempts = subscription.attempts.changes()
         self._copy: AckSet | None = None
         """Those of memory, and those that the group acknowledges."""
         self._acknowledged: list[tuple[TopicState, Mapping[int, BitMap]]] = []
-        subscription.write_changes(transaction, self._changes[0], self._attempts)
+        if self._changes or self._attempts:
+            subscription.write_changes(transaction, self._changes, self._attempts)
 
     @classmethod
     def of(cls, subscription: SubscriptionState, transaction: Transaction) -> Self:
@@ -181,13 +182,14 @@ class _StagedAcks:
         if self._copy is None:
             with self._subscription.lock:
                 self._copy = self._subscription.acks.copy()
-            self._copy.wrote(self._changes[0])
+            for changes in self._changes:
+                self._copy.wrote(changes)
         acks = self._copy
-        fresh = {ledger: acks.unacked(ledger, each.min(), each.max() + 1) & each for ledger, each in entries.items()}
+        fresh = {ledger: acks.unacked_of(ledger, each) for ledger, each in entries.items()}
         for ledger_id, of_ledger in entries.items():
             acks.ack(ledger_id, of_ledger, topic.log)
         self._changes.append(acks.take_changes())
-        self._subscription.write_changes(transaction, self._changes[-1])
+        self._subscription.write_changes(transaction, self._changes[-1:])
         self._acknowledged.append((topic, entries))
         return fresh
 

@@ -240,5 +240,5 @@ def unacknowledged(acks: AckSet, not_due: Mapping[int, BitMap]) -> int:
     """How many of the entries that `waiting` gave a subscription has not acknowledged."""
     found = 0
     for ledger_id, entries in not_due.items():
-        found += len(acks.unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
+        found += len(acks.unacked_of(ledger_id, entries))
     return found

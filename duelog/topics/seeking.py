@@ -126,9 +126,7 @@ def go_to(
     """
     acks = subscription.acks
     not_due = {
-        ledger_id: unacked
-        for ledger_id, entries in not_due.items()
-        if (unacked := acks.unacked(ledger_id, entries.min(), entries.max() + 1) & entries)
+        ledger_id: unacked for ledger_id, entries in not_due.items() if (unacked := acks.unacked_of(ledger_id, entries))
     }
     position = max(min(position, topic.log.latest(now_ms)), Position(topic.log.first_ledger, 0))
     subscription.seek(Position(position.ledger_id, position.entry_id - 1), not_due, topic.log)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -342,7 +342,10 @@ class SubscriptionState:
         transaction.after_commit(paused)
 
     def write_changes(
-        self, transaction: Transaction, changes: AckChanges, attempts: Mapping[tuple[int, int], bytes | None] = _NONE
+        self,
+        transaction: Transaction,
+        acks: Sequence[AckChanges],
+        attempts: Mapping[tuple[int, int], bytes | None] = _NONE,
     ) -> None:
         """Put what `acks` and `attempts` gave into a transaction; a no-op once the subscription is deleted."""
         key = fmt.cursor_key(self.topic_id, self.name)
@@ -350,12 +353,12 @@ class SubscriptionState:
         if fields is None:
             return
         record = CursorRecord.unpack(fields)
-        if changes.mark_delete_changed:
-            position = changes.mark_delete
-            record = record._replace(ledger_id=position.ledger_id, next_entry=position.entry_id + 1)
-            transaction.put(key, record.pack())
-        for ledger_id, change in changes.acked.items():
-            transaction.change_bits(fmt.acked_key(record.subscription_id, ledger_id), change)
+        for mark_delete_changed, (ledger_id, entry_id), acked in acks:
+            if mark_delete_changed:
+                number, created_ms, _, _, flags = record
+                transaction.put(key, CursorRecord(number, created_ms, ledger_id, entry_id + 1, flags).pack())
+            for of_ledger, change in acked.items():
+                transaction.change_bits(fmt.acked_key(record.subscription_id, of_ledger), change)
         for (ledger_id, block), rows in attempts.items():
             row_key = attempts_key(record.subscription_id, ledger_id, block)
             if rows is None:

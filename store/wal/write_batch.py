@@ -18,7 +18,7 @@ from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..config import KIB
 from ..env.body_file import StagedBodies, body_path, end_of
 from ..env.environment import Environment
-from ..env.memtable import ABSENT, Entry, LedgerRow, Memtable, ReadTransaction, Unapplied, changed, fields_over
+from ..env.memtable import ABSENT, Entry, LedgerRow, Memtable, ReadTransaction, Unapplied, changed
 from ..env.transaction import Staging, Transaction
 from ..errors import BrokenInvariant
 from .segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, pack_row
@@ -69,8 +69,7 @@ class EnvironmentBatch(Transaction):
     def get(self, key: bytes) -> bytes | None:
         """Read and verify the fields of a small record. Raises CorruptRecord."""
         entry = self._entry(key)  # without a read, where that is all
-        is_read = entry is ABSENT or isinstance(entry, BitChange)
-        return self.raw.fields(key) if is_read else fields_over(key, None, entry)
+        return self.raw.fields(key) if entry is ABSENT or isinstance(entry, BitChange) else entry
 
     def bits(self, key: bytes) -> Bits:
         """Read the members of a record that is a bitmap."""
