@@ -441,7 +441,7 @@ def test_a_thread_fetches_and_gives_back_beside_the_upkeep(
     assert received(store) == [b"first"]
     store.topic("t").send(b"third", deliver_after=9 * 3600)
     settle(store)
-    ticks_until(lambda result: len(away(store)) == 2)
+    ticks_until(lambda result: len(away(store)) >= 2)  # the day that is over, too, or it went before
     reached, goes_on = threading.Event(), threading.Event()
 
     def slow(name: str) -> Iterator[bytes]:
