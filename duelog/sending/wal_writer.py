@@ -145,8 +145,6 @@ class WalWriter:
                     request.stored()
                 except Exception as error:
                     request.error = error
-            elif self._closed:
-                request.error = ClosedError("store")
             elif type(work) is _Change and work.alone:
                 groups.append([request])
             else:
@@ -165,9 +163,9 @@ class WalWriter:
         store: the group may be on disk, and memory does not know. A unit that raises gets its error alone, and the
         others are run again without it.
         """
-        if self._main.failed is not None:  # a group of the same requests has failed
+        if self._closed or self._main.failed is not None:  # by one of the same requests
             for unit in units:
-                unit.error = self._main.failed
+                unit.error = self._main.failed or ClosedError("store")
             return []
         started = time.perf_counter_ns()
         batch = WriteBatch(self._main, self.memtable)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId
-from duelog.errors import StoreFailed
+from duelog.errors import ClosedError, StoreFailed
 from duelog.sending.wal_segments import WalSegments
-from duelog.sending.wal_writer import WalWriter, _Change
+from duelog.sending.wal_writer import WalWriter, _Action, _Change
 from duelog.store.codec.format import counter_key
 from duelog.store.config import Durability
 from duelog.store.env.commit_queue import Request
@@ -263,6 +263,15 @@ def test_a_child_leaves_the_log_alone(store: DelayedStore) -> None:
     queue._led = False
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(in_wal(store)) == before + 1
+
+
+def test_what_waits_with_the_close_of_the_store_is_refused_and_does_not_fail_it(store: DelayedStore) -> None:
+    """It was written to the segment that the close had just replaced: the store stopped, as if its disk had failed."""
+    wal = writer(store)
+    request = Request(lambda batch: batch.main.put(counter_key("a"), b"x"))
+    wal._commit_group([request, Request(_Action(wal._close))])
+    assert isinstance(request.error, ClosedError)
+    assert store._engine.storage.main.failed is None
 
 
 def test_after_a_group_that_failed_nothing_of_its_requests_is_appended(
