@@ -57,9 +57,13 @@ def _refuse_lost_partitions(path: Path, known: set[Path]) -> None:
         if directory in known or not directory.is_dir():
             continue
         for generation in directory.glob("g*"):
-            # Its first commit describes it, the second is the first message's.
-            if (generation / "data.mdb").is_file() and pages.inspect(generation).transaction > 1:
+            if (generation / "data.mdb").is_file() and was_used(generation):
                 raise DamagedStore(generation, "holds messages and is not in the catalog")
+
+
+def was_used(generation: Path) -> bool:
+    """True where a generation has rows beside its description and the copy of that: messages. Raises DamagedStore."""
+    return pages.inspect(generation).rows > 2
 
 
 def _clear(directory: Path, keep: str | None = None) -> None:

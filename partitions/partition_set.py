@@ -74,39 +74,53 @@ class LedgerNumbers:
             self._block = min(2 * self._block, _MOST_LEDGERS)
 
 
-def build_partition(store: Path, target: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
-    """Build a partition directory with an empty first generation, under `target` in the directory of the store.
+@dataclass(frozen=True, slots=True)
+class NewPartition:
+    """Makes the directory of a partition, with its first generation (store/env/vacant.py).
 
-    REQUIRES: the partition is vacant, so that what is there already has nothing that the log has not. Raises StoreFull,
-    StoreUnavailable, OSError; then nothing is left, or what the next opening removes.
+    made: called once it is in its place and memory has heard of its first commit.
+
+    REQUIRES: the partition is vacant, so that what is there already has nothing that the log has not.
     """
-    staged = store / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
-    staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
-    try:
-        _build_generation(staged / "g000001", start_ms, end_ms, store_id, map_bytes)
-        reach("directory.staged")
-        make_directory(target.parent)
-        if target.exists():
-            remove_tree(target)
-        move(staged, target)
-    except BaseException:
-        discard_tree(staged)  # where the disk is full, it is not to take what is left
-        raise
-    reach("directory.renamed")
+
+    store: Path
+    path: Path
+    """Of the generation."""
+    info: PartitionInfo
+    made: Callable[[], object]
+
+    @contextmanager
+    def directory(self) -> Iterator[Path]:
+        target = self.path.parent
+        staged = self.store / "staging" / f"{target.name}-{uuid.uuid4().hex[:8]}"
+        try:
+            with explained(target):
+                staged.mkdir()  # what is in it is made durable, its place in staging/ need not be
+            yield staged / self.path.name
+            reach("directory.staged")
+            with explained(target):
+                make_directory(target.parent)
+                if target.exists():
+                    remove_tree(target)
+                move(staged, target)
+        except BaseException:
+            discard_tree(staged)  # where the disk is full, it is not to take what is left
+            raise
+        reach("directory.renamed")
+
+    def describe(self, transaction: Transaction) -> None:
+        transaction.put(fmt.PARTITION_INFO_KEY, self.info.pack())
+        transaction.after_commit(self.made)
 
 
-def _build_generation(path: Path, start_ms: int, end_ms: int, store_id: bytes, map_bytes: int) -> None:
-    # Closing it syncs it once, after the commit.
-    environment = Environment(path, name="staging", durability="none", map_bytes=map_bytes, create=True)
-    info = PartitionInfo(fmt.FORMAT_VERSION, store_id, start_ms, end_ms, 1)
+def build_partition(store: Path, path: Path, info: PartitionInfo) -> None:
+    """Build the directory `path` of a partition's first generation, without rows, in the directory of a store.
 
-    def describe(transaction: Transaction) -> None:
-        transaction.put(fmt.PARTITION_INFO_KEY, info.pack())
-
-    try:
-        environment.commit(describe)
-    finally:
-        environment.close()
+    Raises StoreFull, StoreUnavailable; then nothing is left, or what the next opening removes.
+    """
+    make = NewPartition(store, path, info, lambda: None)
+    with closing(Environment(path, name="new partition", make=make)) as environment:
+        environment.apply()
 
 
 Watcher = Callable[[Partition, Environment], None]
@@ -162,9 +176,15 @@ class OpenEnvironments:
         self._watcher = watcher
         return list(self._open.values())
 
-    def surplus(self) -> list[Partition]:
-        """Choose partitions for `close_idle`: the least recently used without a lease. REQUIRES: the lock."""
+    def surplus(self, unwanted: Partition | None = None) -> list[Partition]:
+        """Choose partitions for `close_idle`: the least recently used without a lease. REQUIRES: the lock.
+
+        unwanted: one that is as if it had not been used for longest, and that is not to stay open.
+        """
         surplus = len(self._open) - self._most
+        if unwanted is not None and not unwanted.leases and unwanted.start_ms in self._open:
+            self._open.move_to_end(unwanted.start_ms, last=False)
+            surplus = max(surplus, 1)
         if surplus <= 0:
             return []
         idle = list(islice((partition for partition in self._open.values() if not partition.leases), surplus))
@@ -304,8 +324,10 @@ class PartitionSet:
     # -- leases ----------------------------------------------------------------------------------
 
     @contextmanager
-    def lease(self, partition: Partition, *, partial: bool = False) -> Iterator[Partition]:
-        """Keep the partition's environment open inside the block.
+    def lease(self, partition: Partition, *, partial: bool = False, keep: bool = True) -> Iterator[Partition]:
+        """Keep the partition's environment open inside the block, and after it for as long as it is among those used last.
+
+        keep: False closes it after the block, where nobody else has a lease: it is not used again soon.
 
         One that is away is fetched before; `partial`: the rest of it will do, with its logs and their ends. Raises
         DayAway where nothing is fetched, and what fetching raises.
@@ -314,7 +336,7 @@ class PartitionSet:
         try:
             yield partition
         finally:
-            self.release(partition)
+            self.release(partition, keep=keep)
 
     @contextmanager
     def glance(self, partition: Partition) -> Iterator[Reads]:
@@ -412,12 +434,12 @@ class PartitionSet:
         """True while the catalog has the partition, and its deletion has not begun."""
         return self._partitions.get(partition.start_ms) is partition and partition.state is not PartitionState.DELETING
 
-    def release(self, partition: Partition) -> None:
+    def release(self, partition: Partition, *, keep: bool = True) -> None:
         with self._lock:
             partition.leases -= 1
             if not partition.leases:
                 self._let_go(partition)
-            surplus = self._open.surplus()
+            surplus = self._open.surplus(None if keep else partition)
         if surplus:
             self._open.close_idle(surplus)
 
@@ -525,7 +547,7 @@ class PartitionSet:
             memtable=partition.memtable,
             follow=self._follow(partition),
             before_commit=self.before_commit,
-            make=partial(self._make_directory, partition) if partition.vacant else None,
+            make=self._making(partition) if partition.vacant else None,
         )
         try:
             partition.verify_identity(self._store_id, environment)
@@ -596,15 +618,16 @@ class PartitionSet:
             partition.register = None
         tell(self._listeners, StoreListener.partition_created, partition.start_ms)
 
-    def _make_directory(self, partition: Partition) -> None:
-        """Make the directory of a partition, once: from then on it may have bodies that no other place has."""
-        if not partition.vacant:
-            return
-        with explained(partition.path):
-            target, map_bytes = partition.path.parent, self._config.map_bytes
-            build_partition(self._path, target, partition.start_ms, partition.end_ms, self._store_id, map_bytes)
-        partition.vacant = False
-        self._set_apart(partition)
+    def _making(self, partition: Partition) -> NewPartition:
+        info = PartitionInfo(
+            fmt.FORMAT_VERSION, self._store_id, partition.start_ms, partition.end_ms, partition.generation
+        )
+
+        def made() -> None:
+            partition.vacant = False
+            self._set_apart(partition)  # from now on it may have bodies that no other place has
+
+        return NewPartition(self._path, partition.path, info, made)
 
     def retire(self, partition: Partition) -> bool:
         """Close a partition whose deletion is recorded, for good; False while there is a lease.

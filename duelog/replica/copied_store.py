@@ -24,7 +24,7 @@ from duelog.partitions.partition import partition_path
 from duelog.partitions.partition_set import build_partition
 from duelog.partitions.timespan import directory_name
 from duelog.store.codec import format as fmt
-from duelog.store.codec.format import PartitionRecord, PartitionState
+from duelog.store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from duelog.store.codec.run import RunLimits
 from duelog.store.config import MIB, StoreConfig
 from duelog.store.env.environment import Environment
@@ -82,8 +82,8 @@ class CopiedEnvironment(NamedTuple):
             if record is not None:
                 path, name = partition_path(store, start_ms, record.generation), f"partition {directory_name(start_ms)}"
                 if not manifest.files:  # it was made behind the manifest
-                    map_bytes = StoreConfig().map_bytes
-                    build_partition(store, path.parent, start_ms, record.end_ms, manifest.store_id, map_bytes)
+                    info = PartitionInfo(fmt.FORMAT_VERSION, manifest.store_id, start_ms, record.end_ms, 1)
+                    build_partition(store, path, info)
             for file in manifest.files:
                 put_file(bucket, file, path, flush=False)
             if self.after is not None:

@@ -46,7 +46,9 @@ class Checkpoint:
         self._main = main
         self._partitions = partitions
         self.segment = segment
-        self._jobs = Jobs((partial(self._apply, partition) for partition in partitions.unapplied()), ready)
+        unapplied = partitions.unapplied()
+        self._keeps_open = len(unapplied) <= partitions.max_open  # else those that are open would change all the time
+        self._jobs = Jobs((partial(self._apply, partition) for partition in unapplied), ready)
 
     @property
     def is_ready(self) -> bool:
@@ -82,7 +84,8 @@ class Checkpoint:
     def _apply(self, partition: Partition) -> None:
         applied = False
         while not applied:
-            with self._partitions.lease(partition, partial=True), suppress(Superseded):
+            lease = self._partitions.lease(partition, partial=True, keep=self._keeps_open)
+            with lease, suppress(Superseded):
                 partition.environment.apply()
                 partition.environment.sync()
                 applied = True

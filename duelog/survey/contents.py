@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
+from duelog.cleanup import sweep
 from duelog.partitions.cancellations import BLOCK_BITS, members
 from duelog.partitions.due_column import dues_of
 from duelog.store.codec import format as fmt
@@ -27,7 +28,6 @@ from duelog.store.codec.sent_ids import KeyRecord, unpack_numbered
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import CorruptEntry, CorruptRecord, DamagedStore
-from duelog.store.files import pages
 from duelog.store.log import catalog
 from duelog.store.log.documents import Document
 from duelog.store.log.scan import runs
@@ -106,9 +106,9 @@ def read_logs(raw: Reads) -> dict[int, int]:
 
 
 def was_used(generation: Path) -> bool:
-    """True where a generation has had a commit after the one that describes it: with that come messages."""
+    """True where a generation can be read, and holds messages."""
     try:
-        return pages.inspect(generation).transaction > 1
+        return sweep.was_used(generation)
     except DamagedStore:
         return False
 

@@ -49,7 +49,7 @@ from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_posi
 from .page_cache import Eviction
 from .reader_gate import ReaderGate
 from .transaction import LmdbTransaction, Transaction
-from .vacant import VACANT
+from .vacant import VACANT, Making
 
 MAX_MAP_BYTES = 1 << 44
 """Largest map that an environment grows to: virtual address space ends near 2**47."""
@@ -119,7 +119,7 @@ class Environment:
         memtable: Memtable | None = None,
         follow: Follow | None = None,
         before_commit: Callable[[], None] | None = None,
-        make: Callable[[], None] | None = None,
+        make: Making | None = None,
     ) -> None:
         """Open `path`, a directory; errors and findings call the environment `name`.
 
@@ -131,7 +131,7 @@ class Environment:
         memtable: the rows of the write-ahead log that are not applied to it yet.
         follow: reads those rows where another process writes them, and tells whether it has yet to make the directory.
         before_commit: called by the leader of each commit, before LMDB commits.
-        make: makes the directory, for the first commit; until then the environment is vacant. None: it is there.
+        make: makes the directory, in the first commit; until then the environment is vacant. None: it is there.
 
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that reading it would
         kill the process.
@@ -174,15 +174,13 @@ class Environment:
         self._make = make
         self._evicts = evicts and not read_only and durability != "none"
         self._eviction: Eviction | None = None
-        self._open_lmdb = partial(
-            _open_lmdb, path, map_bytes=map_bytes, durability=durability, read_only=read_only, create=create, lock=lock
-        )
+        self._open_lmdb = partial(_open_lmdb, durability=durability, read_only=read_only, lock=lock)
         self._occupying = threading.Lock()
         self._env = VACANT
         self.in_place = InPlace(f"{path}/data.mdb")
         self._map_bytes = map_bytes
         if make is None and (follow is None or self._is_there() or not follow.is_registered()):
-            self._occupy()
+            self._occupy(create=create)
 
     # -- vacant, and not ------------------------------------------------------------------------
 
@@ -194,21 +192,24 @@ class Environment:
     def _is_there(self) -> bool:
         return (self.path / "data.mdb").is_file()
 
-    def _occupy(self) -> None:
+    def _occupy(self, *, create: bool = False) -> None:
         """Go over to LMDB, in the directory that is there by now."""
         with self._occupying:
             if self._env is not VACANT:
                 return
             self.in_place = InPlace(f"{self.path}/data.mdb")  # before it is opened: of two files it is none
-            opened, last_key, self._map_bytes = self._open_lmdb()
+            opened, last_key, self._map_bytes = self._open_lmdb(self.path, map_bytes=self._map_bytes, create=create)
             try:
-                self._last_run = max(last_key, RUN_PREFIX)
-                self._page_bytes: int = opened.stat()["psize"]
-                self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
+                self._use(opened, max(last_key, RUN_PREFIX))
             except BaseException:
                 opened.close()  # else this process could not open it again
                 raise
-            self._env = opened
+
+    def _use(self, opened: lmdb.Environment, last_run: bytes) -> None:
+        self._last_run = last_run
+        self._page_bytes: int = opened.stat()["psize"]
+        self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
+        self._env = opened
 
     def _lmdb(self) -> lmdb.Environment:
         """LMDB's environment: of one that another process has made since, too."""
@@ -324,15 +325,22 @@ class Environment:
                 self._check_writable()
                 if self._superseded:
                     raise Superseded(self.name)
-                if self._env is VACANT and self._make is not None:
-                    self._make()
-                    self._occupy()
+                started_ns = time.perf_counter_ns()
                 try:
-                    return self._commit(work)
+                    if self._env is VACANT and self._make is not None:
+                        value, entries = self._commit_first(work, self._make)
+                    else:
+                        value, entries = self._commit(work, started_ns)
                 except lmdb.MapFullError as error:
                     if not self._grow():
                         text = f"the map of {self._map_bytes} bytes is full: {error}"
                         raise StoreFull(self.path, text) from error
+                    continue
+                elapsed_ns = time.perf_counter_ns() - started_ns
+                self.counts.add(1, entries, elapsed_ns)
+                self._care_for_file()
+                tell(self._listeners, StoreListener.committed, self.name, elapsed_ns, 1, entries)
+                return value
 
     @contextmanager
     def superseded(self) -> Iterator[None]:
@@ -345,23 +353,57 @@ class Environment:
             yield
             self._superseded = True
 
-    def _commit(self, work: Callable[[LmdbTransaction], T]) -> T:
-        """Commit once. Raises MapFullError, with nothing stored.
+    def _commit_first(self, work: Callable[[LmdbTransaction], T], make: Making) -> tuple[T, int]:
+        """Commit to a new directory, which then gets its place: as `_commit`, in place of which it is called.
+
+        Until it is in use nothing has happened: where that breaks off, all is made again by the next commit.
+        """
+        opened: lmdb.Environment | None = None
+        try:
+            with make.directory() as path:
+                opened, _, self._map_bytes = self._open_lmdb(path, map_bytes=self._map_bytes, create=True)
+                with opened.begin(write=True) as raw:
+                    transaction = LmdbTransaction(raw, RUN_PREFIX, self._memtable)
+                    make.describe(transaction)
+                    value = self._work(work, transaction)
+                if self.durability != "commit":
+                    opened.sync(True)
+        except BaseException as error:
+            if opened is not None:
+                opened.close()
+            if isinstance(error, lmdb.Error) and not isinstance(error, lmdb.MapFullError):
+                raise out_of_space(self.path.parent, error) or explain(self.path, error) from error
+            raise
+        try:
+            self.in_place = InPlace(f"{self.path}/data.mdb")
+            self._use(opened, transaction.last_run)
+            reach("commit.after")
+            transaction.committed()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        return value, transaction.entries
+
+    def _work(self, work: Callable[[LmdbTransaction], T], transaction: LmdbTransaction) -> T:
+        value = work(transaction)
+        transaction.apply()
+        if self.before_commit is not None:
+            self.before_commit()
+        reach("commit.before")
+        return value
+
+    def _commit(self, work: Callable[[LmdbTransaction], T], started_ns: int) -> tuple[T, int]:
+        """Commit once, and return the value with the number of entries. Raises MapFullError, with nothing stored.
 
         The steps, in order: the work; the rows that came in meanwhile; LMDB's commit; a look whether the file is still
-        in its place; memory, by the callbacks of the transaction; figures, listeners. Once LMDB has begun to commit,
-        anything not known to have ended, on disk or in memory, closes the environment for writing.
+        in its place; memory, by the callbacks of the transaction. Once LMDB has begun to commit, anything not known to
+        have ended, on disk or in memory, closes the environment for writing.
         """
-        started_ns = time.perf_counter_ns()
         raw: lmdb.Transaction | None = None
         try:
             raw = self._env.begin(write=True)
             transaction = LmdbTransaction(raw, self._last_run, self._memtable, self.body_reader())
-            value = work(transaction)
-            transaction.apply()
-            if self.before_commit is not None:
-                self.before_commit()
-            reach("commit.before")
+            value = self._work(work, transaction)
         except BaseException as error:
             if raw is not None:  # with a transaction left open all others would wait for ever
                 raw.abort()
@@ -392,11 +434,7 @@ class Environment:
                 raw.abort()
             self.fail(error)
             raise
-        elapsed_ns = time.perf_counter_ns() - started_ns
-        self.counts.add(1, transaction.entries, elapsed_ns)
-        self._care_for_file()
-        tell(self._listeners, StoreListener.committed, self.name, elapsed_ns, 1, transaction.entries)
-        return value
+        return value, transaction.entries
 
     def fail(self, error: BaseException) -> StoreFailed:
         """Close the environment for writing, for good: the state on disk, or in memory, is not known any more."""

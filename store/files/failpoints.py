@@ -27,7 +27,7 @@ POINTS = (
     "wal.removed",  # at a clean close: all segments but the last are gone
     "wal.emptied",  # an empty one has taken its place
     "directory.staged",  # a directory is complete in staging/
-    "directory.renamed",  # it has its final name, and no rows
+    "directory.renamed",  # it has its final name
     "fire.before",  # due messages are chosen, no marker is written
     "fire.after",  # markers and frontier are committed, the index does not know
     "close.before",  # a partition has nothing left to fire

@@ -579,6 +579,7 @@ class DataFile(NamedTuple):
     map_bytes: int
     last_page: int
     transaction: int
+    rows: int
     file_bytes: int
 
     @property
@@ -602,7 +603,8 @@ def inspect(directory: Path) -> DataFile:
     if not metas:
         raise DamagedStore(path, f"no LMDB data file ({file_bytes} bytes)")
     newest = metas[-1]
-    return DataFile(page_bytes, newest.map_bytes, newest.last_page, newest.transaction, file_bytes)
+    rows = newest.main.entries
+    return DataFile(page_bytes, newest.map_bytes, newest.last_page, newest.transaction, rows, file_bytes)
 
 
 def verify(directory: Path) -> DataFile:

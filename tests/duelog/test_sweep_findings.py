@@ -75,7 +75,7 @@ def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
     assert payloads_of(store) == [b"0", b"1"]
 
 
-@pytest.mark.parametrize("name", ["_build_generation", "make_directory", "move"])
+@pytest.mark.parametrize("name", ["make_directory", "move"])
 def test_a_partition_whose_making_broke_off_is_made_by_the_next_commit(
     store: DelayedStore, clock: ManualClock, plant: Plant, name: str
 ) -> None:

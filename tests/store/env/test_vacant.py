@@ -1,7 +1,9 @@
 """Environments without a directory: they read as an LMDB without rows, until it is made."""
 
 import errno
-from collections.abc import Callable
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -9,20 +11,31 @@ import pytest
 from duelog.store.codec.run import RunLimits
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Look, Memtable, Publication, Unapplied
+from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import DamagedStore
 from duelog.store.log import catalog
 from tests.store.commits import KEY, putting
 
 
-def built(path: Path) -> Callable[[], None]:
-    """What makes a directory with one row."""
+class Made:
+    """What makes a directory with one row, or raises the next of `errors`, before it is made or once it is."""
 
-    def make() -> None:
-        environment = Environment(path, name="made", create=True)
-        environment.commit(putting(b"\x01made", b"1"))
-        environment.close()
+    def __init__(self, path: Path, *errors: BaseException | None) -> None:
+        self.path = path
+        self.errors = list(errors)
 
-    return make
+    @contextmanager
+    def directory(self) -> Iterator[Path]:
+        staged = self.path.with_name("staged")
+        for has_rows in (False, True):
+            if self.errors and (error := self.errors.pop(0)) is not None:
+                raise error
+            if not has_rows:
+                yield staged
+        staged.rename(self.path)
+
+    def describe(self, transaction: LmdbTransaction) -> None:
+        putting(b"\x01made", b"1")(transaction)
 
 
 def test_the_first_commit_makes_the_directory_and_applies_what_is_unapplied(tmp_path: Path) -> None:
@@ -30,7 +43,7 @@ def test_the_first_commit_makes_the_directory_and_applies_what_is_unapplied(tmp_
     memtable = Memtable(Publication(), RunLimits())
     memtable.view.add_record(KEY, b"v")
     for commits in (False, True):
-        environment = Environment(tmp_path / "e", name="e", memtable=memtable, make=built(tmp_path / "e"))
+        environment = Environment(tmp_path / "e", name="e", memtable=memtable, make=Made(tmp_path / "e"))
         assert environment.get(KEY) == b"v"
         with environment.read() as raw:
             assert list(catalog.rows(raw, KEY[:1])) == [(KEY, b"v")]
@@ -50,17 +63,21 @@ def test_a_directory_that_cannot_be_made_leaves_the_rows_where_they_are(tmp_path
     """The environment has not failed: the next commit tries again."""
     memtable = Memtable(Publication(), RunLimits())
     memtable.view.add_record(KEY, b"v")
-    makes = [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), None]
-
-    def make() -> None:
-        if (error := makes.pop(0)) is not None:
-            raise error
-        built(tmp_path / "e")()
-
+    errors = (
+        OSError(errno.ENOSPC, "full"),
+        KeyboardInterrupt(),
+        None,
+        OSError(errno.ENOSPC, "full"),
+        None,
+        MemoryError(),
+    )
+    make = Made(tmp_path / "e", *errors)
     environment = Environment(tmp_path / "e", name="e", memtable=memtable, make=make)
-    for expected in (OSError, KeyboardInterrupt):
-        with pytest.raises(expected):
+    for expected in filter(None, errors):
+        with pytest.raises(type(expected)):
             environment.apply()
+        with suppress(FileNotFoundError):
+            shutil.rmtree(tmp_path / "staged")
         assert (environment.get(KEY), environment.failed, environment.is_vacant) == (b"v", None, True)
     environment.apply()
     assert not memtable
@@ -87,7 +104,8 @@ def test_who_follows_the_log_goes_over_to_the_directory_that_another_process_has
     environment = Environment(tmp_path / "e", name="e", read_only=True, follow=follow)
     held = environment.hold()
     assert (environment.get(KEY), environment.is_vacant, held.moved()) == (b"v", True, False)
-    built(tmp_path / "e")()
+    with closing(Environment(tmp_path / "e", name="e", make=Made(tmp_path / "e"))) as writer:
+        writer.apply()
     assert held.moved()
     held.renew()
     assert not held.is_vacant

@@ -11,7 +11,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import DamagedStore
 from duelog.partitions.partition_set import build_partition
-from duelog.store.codec.format import PARTITION_INFO_KEY, Table, quarantine_key, seal
+from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo, Table, quarantine_key, seal
 from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
@@ -132,9 +132,8 @@ def test_a_partition_that_is_not_in_the_catalog_and_holds_nothing_is_removed_at_
     """A crash before its registration left it: no message was ever in it."""
     path = tmp_path / "store"
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)) as store:
-        build_partition(
-            path, path / "partitions" / "20270101T000000Z", 0, DAY_MS, store._engine.storage.store_id, 1 << 30
-        )
+        info = PartitionInfo(FORMAT_VERSION, store._engine.storage.store_id, 0, DAY_MS, 1)
+        build_partition(path, path / "partitions" / "20270101T000000Z" / "g000001", info)
         assert [found.severity for found in store.check()] == ["warning"]
     DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
     assert list((path / "partitions").iterdir()) == []
