@@ -1,8 +1,9 @@
 """spread: batches that put little into each log: over up to 3,650 days, and over 2,000 topics.
 
-Batches of 1,000 due over 7, 365 and 3,650 days, beside PostgreSQL, with what is on disk when the store is closed (the
-write-ahead log, which has nothing in it then, apart) and the memory before that. 2,000 topics with 50 messages each
-over seven days: twenty topics in a call of `DelayedStore.send_batch`, and a call for each topic by four threads. 20,000
+Batches of 1,000 due over 7, 365 and 3,650 days, beside PostgreSQL, by the time from the first message of all to the end
+of closing, when all is in its partition, and by duelog's processor time for that; with what is on disk then (the
+write-ahead log, which has nothing in it, apart) and the memory before closing. 2,000 topics with 50 messages each over
+seven days: twenty topics in a call of `DelayedStore.send_batch`, and a call for each topic by four threads. 20,000
 messages in batches over 365 days that were never used before, beside as many over one such day.
 """
 
@@ -16,13 +17,14 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig
 
 from .harness import load
 from .harness.compare import Subject, compare
-from .harness.machine import anonymous_bytes, disk_bytes, settle_memory
+from .harness.machine import anonymous_bytes, cpu_seconds, disk_bytes, settle_memory
 from .harness.options import parse
 from .harness.plots import bars, short
 from .harness.results import Measure, Results
 from .peers import make, subjects
 
 RATE = Measure("rate", "messages/s", show=short)
+PROCESSOR = Measure("processor time", "us a message", "less", lambda value: f"{value:,.1f}")
 DISK = Measure("disk", "bytes a message", "less", lambda value: f"{value:,.0f}")
 MEMORY = Measure("memory", "MB", "less")
 
@@ -38,28 +40,32 @@ _TOPICS_A_CALL = load.BATCH // _EACH
 
 
 def measure(subject: str, n: int, days: int, directory: Path) -> dict[str, float]:
-    """Schedule `n` messages in batches, after one that makes the partitions; close."""
+    """Schedule a message for each day, and `n` in batches; close. All of it counts, whenever days are made."""
     payloads = load.payloads(load.BATCH)
     dues = load.dues(n, load.START_MS, load.START_MS + days * load.DAY_MS).tolist()
+    firsts = load.payloads(days), [load.START_MS + day * load.DAY_MS for day in range(days)]
     settle_memory()
     before = anonymous_bytes()
     peer = make(subject, background=True)
     peer.open(directory, load.NOW_MS)
     try:
-        firsts = [load.START_MS + day * load.DAY_MS for day in range(days)]
-        peer.schedule_batch(load.payloads(days), firsts)
-        started = time.perf_counter()
+        processes = peer.processes()
+        used_s, started = cpu_seconds(), time.perf_counter()
+        peer.schedule_batch(*firsts)
         for at in range(0, n, load.BATCH):
             batch = dues[at : at + load.BATCH]
             peer.schedule_batch(payloads[: len(batch)], batch)
-        elapsed = time.perf_counter() - started
+        used_s, elapsed = cpu_seconds() - used_s, time.perf_counter() - started
         settle_memory()
-        processes = peer.processes()
         memory = anonymous_bytes(processes) - (before if os.getpid() in processes else 0)
     finally:
+        closing_s, started = cpu_seconds(), time.perf_counter()
         peer.close()
-    return {
-        RATE.name: n / elapsed,
+        elapsed += time.perf_counter() - started
+        used_s += cpu_seconds() - closing_s
+    used = {PROCESSOR.name: 1e6 * used_s / (n + days)} if os.getpid() in processes else {}
+    return used | {
+        RATE.name: (n + days) / elapsed,
         DISK.name: disk_bytes(directory, logs=False) / (n + days),
         MEMORY.name: memory / 1e6,
     }
@@ -121,7 +127,7 @@ def main(argv: list[str]) -> int:
             case = f"{n:,} messages over {days:,} days"
             arguments = {"n": n, "days": days}
             chosen = subjects("duelog", "postgres")
-            compare(results, case, "benchmarks.spread:measure", arguments, [RATE, DISK, MEMORY], chosen)
+            compare(results, case, "benchmarks.spread:measure", arguments, [RATE, PROCESSOR, DISK, MEMORY], chosen)
             ours, other = results.find(case, "duelog", RATE.name), results.find(case, "postgres", RATE.name)
             if ours is not None and other is not None:
                 results.target(f"{case}, against {other.label}", results.ratio(ours, other), 1.0, "more", "x")

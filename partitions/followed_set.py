@@ -126,12 +126,12 @@ class FollowedPartitionSet(PartitionSet):
             else:
                 return
 
-    def release(self, partition: Partition) -> None:
+    def release(self, partition: Partition, *, keep: bool = True) -> None:
         with self._lock:
             partition.leases -= 1
             if self._partitions.get(partition.start_ms) is partition:
                 self._let_go(partition)
-                surplus = self._open.surplus()
+                surplus = self._open.surplus(None if keep else partition)
             else:
                 surplus = [] if partition.leases else [partition]
                 partition.closing = partition.closing or bool(surplus)

@@ -58,7 +58,7 @@ class PartitionLog:
         return self.ledger.ledger_id
 
 
-class _StagedLog:
+class StagedLog:
     """A log as a transaction leaves it, and what memory then hears of it."""
 
     __slots__ = ("_appended", "_log", "_lone", "end")
@@ -79,16 +79,25 @@ class _StagedLog:
         self._lone.append(due_ms)
         self.end += 1
 
-    def took(self, dues: Int64s) -> None:
-        """Count entries that are appended. Raises InvalidArgument where the ledger has no ids for them."""
+    def took(self, dues: Int64s) -> int:
+        """Count entries that are appended, and return the first id. Raises InvalidArgument: the ledger has no ids left.
+
+        dues: when they fire; HELD of those that never do.
+        """
         first, self._lone = self.end, None
-        self.end = end_after(self._log.ledger_id, first, len(dues))
+        self.end = end_after(self._log.ledger.ledger_id, first, len(dues))
         self._appended.append((first, dues))
+        return first
 
     def committed(self) -> None:
-        """Have memory know that the entries are durable."""
+        """Have memory know that the entries are durable. For the leader, in the order of appends."""
+        log, partition = self._log, self._log.partition
         for first, dues in self._appended:
-            self._log.partition.heard(self._log, first, dues)
+            log.registered = True
+            log.ledger.entries = first + len(dues)
+            partition.received += len(dues)
+            if partition.listener is not None:
+                partition.listener(log, first, np.asarray(dues, dtype=np.int64))
 
 
 def partition_path(store: Path, start_ms: int, generation: int) -> Path:
@@ -294,21 +303,16 @@ class Partition:
 
     def end_of(self, transaction: Staging, log: PartitionLog) -> int:
         """Return the id of a log's next entry in a transaction."""
-        return transaction.stage(log, _StagedLog).end
+        return transaction.stage(log, StagedLog).end
 
     def take(self, transaction: Transaction, log: PartitionLog, dues: Int64s) -> int:
-        """Return the first id of entries that are appended to a log; its first entry registers it, and the partition.
-
-        dues: when they fire; HELD of those that never do.
-        """
-        staged = transaction.stage(log, _StagedLog)
-        first = staged.end
-        if not log.registered and first == log.ledger.entries:
+        """`StagedLog.took`; a log's first entry registers it, and the partition."""
+        staged = transaction.stage(log, StagedLog)
+        if not log.registered and staged.end == log.ledger.entries:
             if self.register is not None:
                 self.register(transaction.main)
             transaction.put(fmt.log_key(log.topic_id), fmt.pack_u64(log.ledger_id))
-        staged.took(dues)
-        return first
+        return staged.took(dues)
 
     def add_message(
         self,
@@ -319,7 +323,7 @@ class Partition:
         body: bytes,
     ) -> int:
         """Append one message (`fields_of_message`) to a log; as `add`."""
-        staged = transaction.stage(log, _StagedLog)
+        staged = transaction.stage(log, StagedLog)
         first = staged.end
         if not log.registered or first >= fmt.MAX_ENTRY_ID:
             self.take(transaction, log, np.full(1, heard_ms, dtype=np.int64))
@@ -359,19 +363,10 @@ class Partition:
 
         The transaction cancels them all.
         """
-        staged = transaction.stage(log, _StagedLog)
+        staged = transaction.stage(log, StagedLog)
         staged.end = last
         staged.took(np.full(1, HELD, dtype=np.int64))
         transaction.insert_run(fmt.run_key(log.ledger_id, last), value, 1)
-
-    def heard(self, log: PartitionLog, first: int, dues: Int64s | list[int]) -> None:
-        """Have memory know that entries of a log are durable. For the leader, in the order of appends."""
-        log.registered = True
-        log.ledger.entries = first + len(dues)
-        self.received += len(dues)
-        listener = self.listener
-        if listener is not None:
-            listener(log, first, np.asarray(dues, dtype=np.int64))
 
     @property
     def has_unapplied(self) -> bool:

@@ -325,7 +325,7 @@ class PartitionSet:
 
     @contextmanager
     def lease(self, partition: Partition, *, partial: bool = False, keep: bool = True) -> Iterator[Partition]:
-        """Keep the partition's environment open inside the block, and after it for as long as it is among those used last.
+        """Keep the partition's environment open inside the block, and after it while it is among those used last.
 
         keep: False closes it after the block, where nobody else has a lease: it is not used again soon.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from duelog.partitions.partition import Partition, PartitionLog
+from duelog.partitions.partition import Partition, PartitionLog, StagedLog
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs, largest_group
@@ -131,7 +131,10 @@ class ScatteredAppend:
         refuse_deleted(self._topics)
         batch, firsts = self._batch, []
         for partition, log, dues in zip(self._partitions, self._logs, self._dues, strict=True):
-            firsts.append(partition.take(group.to(partition.start_ms, partition.memtable), log, dues))
+            if log.registered:
+                firsts.append(group.stage(log, StagedLog).took(dues))
+            else:
+                firsts.append(partition.take(group.to(partition.start_ms, partition.memtable), log, dues))
         batch.place(firsts)
         group.add_batch(batch, [partition.memtable for partition in self._partitions])
         return list(zip(batch.ledger_ids, firsts, batch.counts, strict=True))

@@ -8,7 +8,7 @@ import pytest
 from duelog.partitions import partition as partition_module
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import OpenEnvironments
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, applied
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, send
 
 
@@ -65,3 +65,19 @@ def test_a_partition_that_this_process_made_is_not_read_for_logs_that_it_has_not
     ids = again.topic("c").send_payloads([b"4", b"5"], deliver_at=[FIRST_MS + 1, FIRST_MS + 2])
     assert [each.entry_id for each in ids] == [2, 3]
     assert list(again.check(deep=True)) == []
+
+
+def test_a_checkpoint_of_more_partitions_than_may_be_open_leaves_open_those_that_are_in_use(
+    open_store: OpenStore,
+) -> None:
+    """Each would close another before it is used again, and keep some MB until then."""
+    store = open_store(config=replace(CONFIG, max_open_partitions=2))
+    partitions = store._engine.storage.partitions
+    for hours, left in ((2, 2), (3, 1)):
+        for hour in range(hours):
+            send(store, hour, hour)
+        first = partitions.get(FIRST_MS)
+        assert first is not None
+        with partitions.lease(first):
+            applied(store)
+            assert (first.is_open, partitions.open_count()) == (True, left)
