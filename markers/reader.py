@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ..partitions.away import is_rest
 from ..partitions.partition import Partition
 from ..partitions.partition_set import PartitionSet
 from ..partitions.timespan import partition_start
@@ -28,7 +29,7 @@ from ..store.codec.body import decode_body, occurrence_of, retry_of
 from ..store.codec.run import Run, RunKind, UInt32s
 from ..store.env.environment import Environment
 from ..store.env.memtable import Reads
-from ..store.errors import CorruptEntry, DamagedStore
+from ..store.errors import CorruptEntry, DamagedStore, DayAway
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.log.scan import RunFinder, runs
 from ..store.position import MessageId, Place, Position, position_at
@@ -289,25 +290,33 @@ class MainLogReader:
             if partition is None:
                 self._dangling(markers, batch, f"marker points into partition at {start_ms}, which does not exist")
                 continue
-            try:
-                if not self.acquire(partition):
-                    batch.limit = int(markers.slots.min())
+            went = True
+            while went:  # away as it was read
+                try:
+                    if not self.acquire(partition):
+                        batch.limit = int(markers.slots.min())
+                        break
+                except DamagedStore as error:
+                    self._dangling(markers, batch, str(error))
+                    break
+                try:
+                    self._resolve_intact(partition, target, markers, batch)
+                    went = False
+                except DayAway:
                     continue
-            except DamagedStore as error:
-                self._dangling(markers, batch, str(error))
-                continue
-            try:
-                self._resolve_intact(partition, target, markers, batch)
-            finally:
-                self.partitions.release(partition)
+                finally:
+                    self.partitions.release(partition)
 
     def _resolve_intact(self, partition: Partition, target: int, markers: _Markers, batch: _Batch) -> None:
         """Resolve markers together; one by one where a page is damaged, so that only what lies on it is quarantined.
 
-        A shortage is raised, and nothing is quarantined for it.
+        A shortage is raised, and nothing is quarantined for it; nor for a day that has gone since its lease: DayAway.
         """
+        environment = partition.environment
+        if is_rest(environment.path):
+            raise DayAway(environment.path, "went as it was read")
         try:
-            with partition.environment.read() as raw:
+            with environment.read() as raw:
                 self._resolve_in(raw, partition.name, target, markers, batch)
         except DamagedStore as error:
             if len(markers.slots) == 1:

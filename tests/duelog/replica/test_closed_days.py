@@ -467,3 +467,32 @@ def test_readers_of_days_that_go_and_come_are_as_their_twins(seed: int, bucket: 
     assert min(readers.counts.values()) > 3
     assert list(readers.store.check(deep=True)) == []
     readers.store.close()
+
+
+def test_messages_of_a_day_that_goes_as_it_is_read_are_not_quarantined(
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was chosen before it had a reader, and goes between the lease and the read: its rest has none of them."""
+    store = over(open_store, clock, days=1)
+    tiers, partitions = tiers_of(store), store._engine.storage.partitions
+    acquire, times = partitions.acquire, 0
+
+    def gone_then(leased: Partition, *, partial: bool = False) -> None:
+        nonlocal times
+        acquire(leased, partial=partial)
+        if not partial and times < 2:
+            times += 1
+            found = tiers._where(leased, present(tiers._shipping))
+            assert not isinstance(found, bool)
+            assert tiers._give_back(leased, *found, bucket)
+            with partitions.lease(leased, partial=True):
+                assert leased.environment.path.name.startswith("a")
+
+    monkeypatch.setattr(partitions, "acquire", gone_then)
+    with store.topic("t").subscribe("s") as reader:
+        assert taken(reader) == texts(1)
+    assert times == 2
+    settle(store)
+    times = 1
+    assert store.topic("t").subscription("other").peek(1)[0].payload == b"1 0"
+    assert (times, store._engine.delivery.quarantine.items()) == (2, [])
