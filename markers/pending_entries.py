@@ -311,7 +311,7 @@ class PendingEntries:
     # -- before the transaction ----------------------------------------------------------------------
 
     def appending(self, held: Held, new: Successors, now_ms: int) -> Append:
-        """What appends messages: to partitions, under leases, and to the main log those whose time has come."""
+        """A function that appends: to partitions, under leases, to the main log those whose time has come."""
         topic_id = new.log.topic_id
         direct = [row for row in new.bodies if new.dues[row] <= now_ms]
         logs: list[tuple[Partition, PartitionLog, list[int]]] = []

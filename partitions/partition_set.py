@@ -85,7 +85,7 @@ class NewPartition:
 
     store: Path
     path: Path
-    """Of the generation."""
+    """That of the generation."""
     info: PartitionInfo
     made: Callable[[], object]
 

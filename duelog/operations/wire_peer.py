@@ -315,7 +315,7 @@ class WirePeer:
             self._service.loop.later(self.watch)
 
     def _given(self, data: bytes) -> bytes:
-        """What the socket does not take of some data. REQUIRES: the lock."""
+        """Send some data; the rest of it, which the socket does not take. REQUIRES: the lock."""
         try:
             taken = self._socket.send(data)
         except BlockingIOError:
