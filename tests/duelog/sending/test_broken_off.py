@@ -11,7 +11,7 @@ import pytest
 
 from duelog import DelayedStore, MessageId
 from duelog.errors import StoreFailed
-from duelog.partitions.partition import Partition
+from duelog.partitions.partition import StagedLog
 from duelog.sending.wal_segments import Checkpoint, WalSegments
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.memtable import Memtable
@@ -60,8 +60,8 @@ def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
     [
         (WalSegments, "append", False),  # the group is on disk, and the writer does not know it yet
         (WriteAheadLog, "append", False),
-        (Partition, "heard", True),
-        (Partition, "heard", False),
+        (StagedLog, "committed", True),
+        (StagedLog, "committed", False),
     ],
 )
 def test_an_interrupt_behind_the_first_byte_of_a_group_gives_its_ids_to_no_other(

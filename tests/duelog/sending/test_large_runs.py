@@ -423,7 +423,7 @@ def test_a_directory_that_was_made_is_not_made_again_over_the_bodies_in_it(
     open_lmdb, failed = environment._open_lmdb, list[Path]()
 
     def fails_once(path: Path, **more: Any) -> Any:
-        if not failed and path.parent.parent.name == "partitions":
+        if not failed and path.parent.parent.name == "staging":
             failed.append(path)
             raise ResourceShortage(path, "too many open files", errno.EMFILE)
         return open_lmdb(path, **more)
@@ -432,10 +432,13 @@ def test_a_directory_that_was_made_is_not_made_again_over_the_bodies_in_it(
     with pytest.raises(ResourceShortage):
         made(store, due_ms)
     topic.send_payloads(LARGE, deliver_at=due_ms)
-    assert body_files(failed[0])
+    assert not list(store.path.glob("partitions/*/*/bodies"))  # there is no directory yet
+    assert made(store, due_ms).path.is_dir()
+    topic.send_payloads(LARGE, deliver_at=due_ms)
+    assert body_files(made(store, due_ms).path)
     applied(store)
     assert check_store(crashed(store, tmp_path / "copy"), deep=True) == []
-    assert sorted(each.payload for each in topic.scheduled()) == sorted([b"first", *LARGE])
+    assert sorted(each.payload for each in topic.scheduled()) == sorted([b"first", *LARGE, *LARGE])
 
 
 def test_a_partition_that_has_lost_its_file_and_has_bodies_is_not_vacant(store: DelayedStore, tmp_path: Path) -> None:
