@@ -616,6 +616,7 @@ class Shipping:
         source = self._the_source()
         if self._seq:
             _log.warning("%s: the copy goes on with a new manifest: %s", self._path, lost)
+        self._note_gap(is_there=True)  # before anything behind it is shipped
         oldest = source.oldest_segment()
         self.kept.passed(oldest)
         if self._tail is not None:
@@ -623,14 +624,14 @@ class Shipping:
         self._tail = LogTail(self._path, self._store_id, place_of(oldest, 0))
         self._end = self._gap_end = place_of(oldest, 0)
         self._begins_anew, self._draft = True, None
-        self._note_gap(is_there=True)  # before anything behind it is shipped
         self._marks.clear()
 
     def _note_gap(self, *, is_there: bool) -> None:
         """Have the next opening know whether the copy needs a manifest behind a gap of the log."""
         if self._shipped.gap != is_there:
-            self._shipped = self._shipped._replace(gap=is_there)
-            self._shipped.write(self._path)
+            shipped = self._shipped._replace(gap=is_there)
+            shipped.write(self._path)
+            self._shipped = shipped
 
     def _the_source(self) -> LogSource:
         if self._source is None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
-from duelog.errors import InvalidArgument, NotReplicated
+from duelog.errors import InvalidArgument, NotReplicated, StoreFull
+from duelog.replica.identity import Shipped
 from duelog.replica.log_object import unpack
 from duelog.replica.manifest import Manifest
 from duelog.replica.manifest_files import ManifestFiles
@@ -131,12 +132,14 @@ def test_a_store_without_its_copy_tells_no_replicated_change(
             store.topic("a").send(b"")
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 def test_nothing_is_told_as_replicated_before_it_can_be_restored(
-    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
     """The log alone is no copy: at its beginning, and behind a gap of it, there has to be a manifest.
 
-    An opening that came after the gap did not know of it, and told sends for up to an hour.
+    An opening that came after the gap did not know of it, and told sends for up to an hour; nor, where the disk was
+    full as the gap was noted, did one that came after the note.
     """
     store = open_store(config=REPLICATED)
     shipping = shipping_of(store)
@@ -150,6 +153,14 @@ def test_nothing_is_told_as_replicated_before_it_can_be_restored(
         assert again.stats().pending == 2
     shipping._manifests = None
     shipping.kept.lost = True  # as where the bucket was down for so long that the log was given up
+    write, failures = Shipped.write, [StoreFull(store.path, "no space")] * is_full
+
+    def fails_once(shipped: Shipped, path: Path) -> None:
+        if shipped.gap and failures:
+            raise failures.pop()
+        write(shipped, path)
+
+    monkeypatch.setattr(Shipped, "write", fails_once)
     with pytest.raises(NotReplicated):
         store.topic("a").send(b"3", deliver_after=DAY_S)
     store.close()  # before there is a manifest; the next opening has to know
