@@ -290,8 +290,7 @@ class MainLogReader:
             if partition is None:
                 self._dangling(markers, batch, f"marker points into partition at {start_ms}, which does not exist")
                 continue
-            went = True
-            while went:  # away as it was read
+            while True:
                 try:
                     if not self.acquire(partition):
                         batch.limit = int(markers.slots.min())
@@ -301,8 +300,8 @@ class MainLogReader:
                     break
                 try:
                     self._resolve_intact(partition, target, markers, batch)
-                    went = False
-                except DayAway:
+                    break
+                except DayAway:  # it went behind its lease
                     continue
                 finally:
                     self.partitions.release(partition)

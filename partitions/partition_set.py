@@ -179,7 +179,7 @@ class OpenEnvironments:
     def surplus(self, unwanted: Partition | None = None) -> list[Partition]:
         """Choose partitions for `close_idle`: the least recently used without a lease. REQUIRES: the lock.
 
-        unwanted: one that is as if it had not been used for longest, and that is not to stay open.
+        unwanted: one that is closed first, though there is room for it.
         """
         surplus = len(self._open) - self._most
         if unwanted is not None and not unwanted.leases and unwanted.start_ms in self._open:

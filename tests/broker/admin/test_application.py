@@ -370,10 +370,10 @@ async def test_a_broker_that_ends_answers_the_request_under_way(rest: Rest) -> N
     under_way = asyncio.create_task(rest.ask("GET", "/admin/v2/namespaces/public/default/topics"))
     async with asyncio.timeout(60):
         while not heap.queue_size:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         ending = asyncio.create_task(rest.broker.stop())
         while runner.sites:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         heap.release(held)
         assert (await under_way).value == []
         await ending
