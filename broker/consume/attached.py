@@ -23,7 +23,7 @@ from ..protocol.commands import ActiveConsumerChange, SubscriptionType
 from ..protocol.frames import MessageHeads
 from ..protocol.loop_calls import LoopCalls, Workers
 from .feed import LastEntry
-from .pump import INDIVIDUAL, TURN_ENTRIES, Consumer, Delivery, Dispatched, Plan, Polled, Pump
+from .pump import INDIVIDUAL, TURN_ENTRIES, Consumer, Dispatched, Plan, Polled, Pump
 
 MOST_BATCHES = 50_000
 """Batches kept for a subscription; of what is over, the oldest is delivered whole when it comes again."""
@@ -41,10 +41,8 @@ class BatchAcks:
     """Partly acknowledged batches of one subscription, by place (`ledger_id << 32 | entry_id`)."""
 
     def __init__(self) -> None:
-        self._left: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._left)
+        self.left: dict[int, int] = {}
+        """The set of each. Not to be changed from outside."""
 
     def take(self, place: int, words: Sequence[int], messages: int | None) -> int:
         """Some messages of a batch are acknowledged; how many are left. messages: of the batch, where that is known."""
@@ -55,20 +53,20 @@ class BatchAcks:
             left |= word % _WORD << 64 * at
         if messages is not None:
             left &= (1 << min(messages, 64 * len(words))) - 1  # the size is what a client says
-        before = self._left.get(place)
+        before = self.left.get(place)
         if before is not None:
             left &= before
         if not left:
-            self._left.pop(place, None)
+            self.left.pop(place, None)
             return 0
-        if before is None and len(self._left) >= MOST_BATCHES:
-            del self._left[next(iter(self._left))]
-        self._left[place] = left
+        if before is None and len(self.left) >= MOST_BATCHES:
+            del self.left[next(iter(self.left))]
+        self.left[place] = left
         return left.bit_count()
 
     def words(self, place: int) -> Sequence[int]:
         """The set of a batch for the wire; empty: nothing of it is acknowledged."""
-        left = self._left.get(place)
+        left = self.left.get(place)
         if left is None:
             return ()
         words = []
@@ -78,21 +76,21 @@ class BatchAcks:
             left >>= 64
         return words
 
-    def left(self, place: int) -> int | None:
+    def count(self, place: int) -> int | None:
         """Count the unacknowledged messages of a batch; None: nothing of it is acknowledged."""
-        found = self._left.get(place)
+        found = self.left.get(place)
         return None if found is None else found.bit_count()
 
     def forget(self, place: int) -> None:
-        self._left.pop(place, None)
+        self.left.pop(place, None)
 
     def forget_through(self, place: int) -> None:
         """All entries up to this one are acknowledged. O(batches kept)."""
-        if self._left:
-            self._left = {each: left for each, left in self._left.items() if each > place}
+        if self.left:
+            self.left = {each: left for each, left in self.left.items() if each > place}
 
     def clear(self) -> None:
-        self._left.clear()
+        self.left.clear()
 
 
 _JOB_ENTRIES = 1_000
@@ -268,11 +266,10 @@ class Attached:
                 blob = memoryview(payload)[entry.HEADER_BYTES :]
             except CorruptRecord:  # a program sent it, not a client
                 size, blob = 1, memoryview(_blob_of(messages, place))
-            delivery = Delivery(place, blob, size, count)
             if consumer.permits > 0 and not surplus:
-                self._send(consumer, delivery)
+                self._send(consumer, place, blob, size, count)
             else:
-                surplus.append(delivery)
+                surplus.append((place, blob, size, count))
         if self.dispatched is not None:
             call_supplied(self.dispatched, messages)
         sent = len(messages) - len(surplus)
@@ -285,15 +282,15 @@ class Attached:
         """There are permits: send what the consumer has not been sent for want of them."""
         surplus = consumer.surplus
         while surplus and consumer.permits > 0:
-            self._send(consumer, surplus.popleft())
+            self._send(consumer, *surplus.popleft())
 
-    def _send(self, consumer: Consumer, delivery: Delivery) -> None:
-        place, blob, messages, count = delivery
+    def _send(self, consumer: Consumer, place: int, blob: memoryview, messages: int, count: int) -> None:
+        """count: how often it was delivered before."""
         ack_set: Sequence[int] = ()
         left = messages
-        if self.batches:
+        if self.batches.left:
             ack_set = self.batches.words(place)
-            left = self.batches.left(place) or messages
+            left = self.batches.count(place) or messages
         heads = consumer.heads
         if heads is None:
             heads = consumer.heads = MessageHeads(consumer.consumer_id, self.partition)

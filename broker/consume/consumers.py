@@ -246,7 +246,7 @@ class Consumers:
         if not in_use and self._groups.get(key) is group:
             del self._groups[key]
             group.pump.close()
-            if group.durable and group.batches:
+            if group.durable and group.batches.left:
                 self._kept[key] = group.batches
                 if len(self._kept) > MOST_KEPT:
                     del self._kept[next(iter(self._kept))]
@@ -496,13 +496,13 @@ def _ack_individual(
         consumer.figures.acked += 1
         if each.ack_set:
             size = _batch_size(each)
-            if size is None and group.batches.left(place) is None:
+            if size is None and group.batches.count(place) is None:
                 size = consumer.held.get(place)
             left = group.batches.take(place, each.ack_set, size)
             if left:
                 group.done_with(consumer, place, left)
                 continue
-        elif group.batches:
+        elif group.batches.left:
             group.batches.forget(place)
         if shared:
             group.done_with(consumer, place)

@@ -41,15 +41,6 @@ INDIVIDUAL = frozenset({SubscriptionType.SHARED, SubscriptionType.KEY_SHARED})
 """Types of which messages are acknowledged one by one: what a consumer holds of them is counted, and bounded."""
 
 
-class Delivery(NamedTuple):
-    """An entry that a consumer is to be sent."""
-
-    place: int
-    blob: memoryview
-    messages: int
-    redelivery_count: int
-
-
 @dataclass(slots=True)
 class Dispatched:
     """Counted since the start: messages and bytes sent, messages of them sent again, acknowledgements taken."""
@@ -103,8 +94,11 @@ class Consumer:
         """Unacknowledged messages of shared types, by the place of their entry."""
         self.unacked = 0
         """Sum of `held`."""
-        self.surplus: deque[Delivery] = deque()
-        """Handed out by the engine, and not sent for want of permits: at most the entries of a turn."""
+        self.surplus: deque[tuple[int, memoryview, int, int]] = deque()
+        """Handed out by the engine, and not sent for want of permits: at most the entries of a turn.
+
+        Place, blob, messages, and how often it was delivered before, of each.
+        """
         self.generation = 0
         """Raised when what is on its way to it is not to be sent."""
         self.figures = Dispatched()

@@ -267,9 +267,9 @@ def test_what_remains_is_what_remains_in_every_set(messages: int, sets: list[set
         expected &= left
         assert acks.take(7, words_of(left), messages) == len(expected)
         assert list(acks.words(7)) == words_of(expected)
-        assert acks.left(7) == (len(expected) or None)
+        assert acks.count(7) == (len(expected) or None)
         if not expected:
-            assert len(acks) == 0
+            assert len(acks.left) == 0
             break
 
 
@@ -279,9 +279,9 @@ def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     acks = BatchAcks()
     for place in range(5):
         acks.take(place, [1], 2)
-    assert len(acks) == 3
-    assert acks.left(1) is None
-    assert acks.left(2) == 1
+    assert len(acks.left) == 3
+    assert acks.count(1) is None
+    assert acks.count(2) == 1
     assert acks.take(2, [2], 2) == 0
 
 
@@ -289,7 +289,7 @@ def test_a_set_that_is_too_long_changes_nothing() -> None:
     """No batch has so many messages; a client cannot fill the memory with it."""
     acks = BatchAcks()
     assert acks.take(1, [1] * 1_025, None) == 1
-    assert len(acks) == 0
+    assert len(acks.left) == 0
 
 
 def test_a_size_that_no_batch_has_takes_no_memory() -> None:
@@ -306,9 +306,9 @@ def test_forgetting_by_place() -> None:
         acks.take(place, [1], 2)
     acks.forget(5)
     acks.forget_through(2)
-    assert [place for place in range(6) if acks.left(place)] == [3, 4]
+    assert [place for place in range(6) if acks.count(place)] == [3, 4]
     acks.clear()
-    assert len(acks) == 0
+    assert len(acks.left) == 0
 
 
 async def test_what_another_consumer_holds_is_not_given_back(here: Consuming, peer: FakePeer, other: FakePeer) -> None:
