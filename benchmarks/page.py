@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.broker.page.operation_resource import OperationResource, asking
-from duelog.broker.protocol.loop_calls import Workers
 from duelog.broker.security.permissions import Permissions
 
 from .harness.isolated import run_isolated
@@ -74,50 +72,49 @@ async def _watch(store: DelayedStore, seconds: float) -> dict[str, float]:
     asks: list[Any] = [["overview", {}]]
     for step_ms, bars in ((_MINUTE_MS, 60), (60 * _MINUTE_MS, 24), (_DAY_MS, 31), (7 * _DAY_MS, 53)):
         asks.append(["timeline", {"start_ms": now_ms - now_ms % step_ms, "step_ms": step_ms, "bars": bars}])
-    with ThreadPoolExecutor(4) as threads:
-        operations = OperationResource(asking(store), Permissions(), Workers(threads))
+    operations = OperationResource(asking(store), Permissions())
 
-        async def page(heard: Callable[[Any], object]) -> None:
-            nonlocal told
-            async for piece in operations.watched(asks):
-                told += len(piece)
-                if piece.startswith(b"data: "):
-                    heard(json.loads(piece[6:]))
+    async def page(heard: Callable[[Any], object]) -> None:
+        nonlocal told
+        async for piece in operations.watched(asks):
+            told += len(piece)
+            if piece.startswith(b"data: "):
+                heard(json.loads(piece[6:]))
 
-        async def cost(measured: str) -> None:
-            began, spent = time.perf_counter(), time.process_time()
-            await asyncio.sleep(seconds)
-            found[measured] = 100 * (time.process_time() - spent) / (time.perf_counter() - began)
-
-        await cost(CLOSED.name)
+    async def cost(measured: str) -> None:
         began, spent = time.perf_counter(), time.process_time()
-        whole = asyncio.Event()
+        await asyncio.sleep(seconds)
+        found[measured] = 100 * (time.process_time() - spent) / (time.perf_counter() - began)
 
-        def heard(event: Any) -> None:
-            found.setdefault(FIRST.name, time.perf_counter() - began)
-            if event["at"] == 0 and event["result"]["complete"]:
-                whole.set()
+    await cost(CLOSED.name)
+    began, spent = time.perf_counter(), time.process_time()
+    whole = asyncio.Event()
 
-        async def counting() -> None:
-            """Asks each second, as the page does until all is counted."""
-            while not whole.is_set():
-                await asyncio.to_thread(asking(store), "overview", {})
-                await asyncio.sleep(1)
+    def heard(event: Any) -> None:
+        found.setdefault(FIRST.name, time.perf_counter() - began)
+        if event["at"] == 0 and event["result"]["complete"]:
+            whole.set()
 
-        open_page = asyncio.create_task(page(heard))
-        await counting()
-        found[WHOLE.name] = time.perf_counter() - began
-        found[SPENT.name] = time.process_time() - spent
-        await asyncio.sleep(min(seconds, 5))
-        told = 0
-        await cost(OPEN.name)
-        found[TOLD.name] = told
-        with _load(store):
-            await asyncio.sleep(min(seconds, 5))
-            await cost(BUSY_OPEN.name)
-            open_page.cancel()
+    async def counting() -> None:
+        """Asks each second, as the page does until all is counted."""
+        while not whole.is_set():
+            await asyncio.to_thread(asking(store), "overview", {})
             await asyncio.sleep(1)
-            await cost(BUSY.name)
+
+    open_page = asyncio.create_task(page(heard))
+    await counting()
+    found[WHOLE.name] = time.perf_counter() - began
+    found[SPENT.name] = time.process_time() - spent
+    await asyncio.sleep(min(seconds, 5))
+    told = 0
+    await cost(OPEN.name)
+    found[TOLD.name] = told
+    with _load(store):
+        await asyncio.sleep(min(seconds, 5))
+        await cost(BUSY_OPEN.name)
+        open_page.cancel()
+        await asyncio.sleep(1)
+        await cost(BUSY.name)
     return found
 
 

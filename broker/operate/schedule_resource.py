@@ -3,6 +3,7 @@
 Pulsar has none of these. An id is that of the receipt, `ledger:entry`.
 """
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,6 @@ from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
 from ..admin.http_request import HttpError, Request, texts_of
 from ..admin.routing import Route, need_of
-from ..protocol.loop_calls import Workers
 from .client_message import opened
 from .topic_resource import TopicFinder
 
@@ -35,7 +35,6 @@ class ScheduleResource:
     """For the event loop's thread alone."""
 
     _finder: TopicFinder
-    _workers: Workers
 
     def routes(self) -> list[Route]:
         page = ("start", "end", "limit", "after", "payloadBytes")
@@ -66,7 +65,7 @@ class ScheduleResource:
         behind = None
         if after is not None and after[0] >= start_ms:
             start_ms, behind = after
-        messages = await self._workers(lambda: list(topic.scheduled(start_ms, end_ms, limit + 1, after=behind)))
+        messages = await asyncio.to_thread(lambda: list(topic.scheduled(start_ms, end_ms, limit + 1, after=behind)))
         more = messages[limit - 1] if len(messages) > limit else None
         return {
             "messages": [_shown(each, shown) for each in messages[:limit]],
@@ -86,7 +85,7 @@ class ScheduleResource:
             stored = {"messageId": str(message_id)} if found is None else _shown(found, shown)
             return {**stored, "state": state, "position": None if position is None else str(position)}
 
-        found = await self._workers(work)
+        found = await asyncio.to_thread(work)
         if found is None:
             raise _unknown(message_id)
         return found
@@ -96,7 +95,7 @@ class ScheduleResource:
     async def cancel(self, request: Request) -> None:
         """204: it never comes. 409: it has fired. 404: unknown."""
         topic, message_id = await self._finder.one(request), _id_of(request)
-        (outcome,) = await self._workers(lambda: topic.cancel_batch([message_id]))
+        (outcome,) = await asyncio.to_thread(lambda: topic.cancel_batch([message_id]))
         if outcome is Outcome.FIRED:
             raise HttpError(409, f"message {message_id} has fired: it is too late to cancel it")
         if outcome is Outcome.UNKNOWN:
@@ -105,7 +104,7 @@ class ScheduleResource:
     async def cancel_together(self, request: Request) -> Any:
         """`messageIds` of the body, and by id what became of it: cancelled, already cancelled, fired, unknown."""
         topic, ids = await self._finder.one(request), _ids_of(request)
-        outcomes = await self._workers(lambda: topic.cancel_batch(ids))
+        outcomes = await asyncio.to_thread(lambda: topic.cancel_batch(ids))
         return {"messages": [{"messageId": str(each), "outcome": outcome.value}
                              for each, outcome in zip(ids, outcomes, strict=True)]}  # fmt: skip
 
@@ -114,7 +113,7 @@ class ScheduleResource:
         topic, message_id = await self._finder.one(request), _id_of(request)
         (new_id,) = await self._reschedule(topic, [message_id], request)
         if new_id is None:
-            state = await self._workers(lambda: topic.state(message_id))
+            state = await asyncio.to_thread(lambda: topic.state(message_id))
             if state == "unknown":
                 raise _unknown(message_id)
             raise HttpError(409, f"message {message_id} is {state}: it has no due time any more")
@@ -135,7 +134,7 @@ class ScheduleResource:
         at, after = body.get("deliverAt"), body.get("deliverAfter")
         if isinstance(at, str):
             at = _time("deliverAt", at)
-        return await self._workers(lambda: topic.reschedule_batch(ids, deliver_at=at, deliver_after=after))
+        return await asyncio.to_thread(lambda: topic.reschedule_batch(ids, deliver_at=at, deliver_after=after))
 
 
 def _shown(message: ScheduledMessage, payload_bytes: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ subscription's backlog: it is neither skipped nor expired, and comes at its time
 Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,6 @@ from ..consume import feed
 from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
 from ..protocol import entry
-from ..protocol.loop_calls import Workers
 from .client_message import reply_of
 from .topic_resource import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
 
@@ -37,7 +37,6 @@ class SubscriptionResource:
 
     _finder: TopicFinder
     _consumers: Consumers
-    _workers: Workers
     _clock: Callable[[], int]
 
     def routes(self) -> list[Route]:
@@ -76,7 +75,7 @@ class SubscriptionResource:
 
     async def names(self, request: Request) -> Any:
         topics = await self._finder.every(request)
-        found = await self._workers(lambda: {name for topic in topics for name in topic.subscriptions()})
+        found = await asyncio.to_thread(lambda: {name for topic in topics for name in topic.subscriptions()})
         return sorted(map(shown_subscription, found))
 
     async def create(self, request: Request) -> None:
@@ -105,7 +104,7 @@ class SubscriptionResource:
                     topic.subscription(name).reset(target)
             return True
 
-        if not await self._workers(work):
+        if not await asyncio.to_thread(work):
             raise HttpError(409, f"subscription {shown_subscription(name)} exists already")
 
     async def delete(self, request: Request) -> None:
@@ -116,7 +115,7 @@ class SubscriptionResource:
     async def unsubscribe(self, request: Request) -> None:
         """On every topic of the namespace that has it, none is 204; 412 while one of them has consumers."""
         name, topics = request.subscription, await self._finder.of_namespace(request)
-        found = await self._workers(lambda: [topic for topic in topics if name in topic.subscriptions()])
+        found = await asyncio.to_thread(lambda: [topic for topic in topics if name in topic.subscriptions()])
         await self._delete(found, name, force=False)
 
     async def _delete(self, topics: Sequence[Topic], name: str, *, force: bool) -> None:
@@ -137,7 +136,7 @@ class SubscriptionResource:
             for topic, subscription in found:
                 self._clear(topic, subscription)
 
-        await self._workers(work)
+        await asyncio.to_thread(work)
 
     async def clear(self, request: Request) -> None:
         """On every topic of the namespace; without a name each subscription."""
@@ -150,7 +149,7 @@ class SubscriptionResource:
                     if wanted in (None, name):
                         self._clear(topic, topic.subscription(name))
 
-        await self._workers(work)
+        await asyncio.to_thread(work)
 
     def _clear(self, topic: Topic, subscription: SubscriptionAdmin) -> None:
         subscription.expire(self._clock() + 1)
@@ -166,13 +165,13 @@ class SubscriptionResource:
             while left and (skipped := found.skip(min(left, _AT_ONCE))):
                 left -= skipped
 
-        await self._workers(work)
+        await asyncio.to_thread(work)
 
     async def expire(self, request: Request) -> None:
         """A delayed message has been due since its due time."""
         found = await self._existing(request)
         before_ms = self._before(request)
-        await self._workers(lambda: [subscription.expire(before_ms) for _, subscription in found])
+        await asyncio.to_thread(lambda: [subscription.expire(before_ms) for _, subscription in found])
 
     async def expire_all(self, request: Request) -> None:
         topics, before_ms = await self._finder.every(request), self._before(request)
@@ -182,7 +181,7 @@ class SubscriptionResource:
                 for name in topic.subscriptions():
                     topic.subscription(name).expire(before_ms)
 
-        await self._workers(work)
+        await asyncio.to_thread(work)
 
     async def expire_until(self, request: Request) -> None:
         """The message itself too, unless `excluded`; what is not due yet comes at its time."""
@@ -201,7 +200,7 @@ class SubscriptionResource:
             while found.skip(_AT_ONCE, until=target):
                 pass
 
-        await self._workers(work)
+        await asyncio.to_thread(work)
 
     def _before(self, request: Request) -> int:
         age_s = request.number("expireTimeInSeconds", 0, lowest=1, highest=MAX_DUE_MS // 1_000)
@@ -237,16 +236,16 @@ class SubscriptionResource:
         """The metadata is in headers, a batch in one piece. 404: there are fewer messages."""
         found = await self._one(request)
         place = request.number("messagePosition", 1, lowest=1, highest=MOST_PEEKED)
-        messages = await self._workers(lambda: found.peek(after=place - 1))
+        messages = await asyncio.to_thread(lambda: found.peek(after=place - 1))
         if not messages:
             raise HttpError(404, f"there is no message {place}: fewer are due and not acknowledged")
-        return await self._workers(lambda: reply_of(messages[0], messages[0].position))
+        return await asyncio.to_thread(lambda: reply_of(messages[0], messages[0].position))
 
     # -- finding ---------------------------------------------------------------------------------------
 
     async def _one(self, request: Request) -> SubscriptionAdmin:
         topic = await self._finder.one(request)
-        return await self._workers(lambda: topic.subscription(request.subscription))
+        return await asyncio.to_thread(lambda: topic.subscription(request.subscription))
 
     async def _existing(self, request: Request) -> list[tuple[Topic, SubscriptionAdmin]]:
         """On every partition that has it, one at least."""
@@ -258,7 +257,7 @@ class SubscriptionResource:
                 raise UnknownSubscription(str(request.topic.name), shown_subscription(name))
             return found
 
-        return await self._workers(work)
+        return await asyncio.to_thread(work)
 
 
 class _Reset(NamedTuple):

@@ -3,10 +3,12 @@
 Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from ...delayed_store import DelayedStore
 from ...store.errors import InvalidArgument
@@ -18,14 +20,11 @@ from ...topics.seeking import PublishedAt, SeekTarget
 from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of
 from ..admin.routing import Need, Route
 from ..consume import feed
-from ..consume.consumers import Consumers
 from ..lookup.resources import Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_lookup import TopicAccess
-from ..produce.producers import Producers
-from ..protocol.loop_calls import Workers
 from ..tenancy.namespace_policies import existing_namespace, hand_down, topic_scope
-from ..tenancy.namespaces import TopicNames, TopicRemoval
+from ..tenancy.namespaces import TopicRemoval
 from .client_message import reply_of
 
 TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
@@ -40,13 +39,12 @@ MOST_PEEKED = 10_000
 _BUNDLE = "0x00000000_0xffffffff"
 
 
+@dataclass(eq=False)
 class TopicFinder:
     """Finds them. Of the event loop's thread."""
 
-    def __init__(self, store: DelayedStore, resources: Resources, workers: Workers) -> None:
-        self._store = store
-        self._resources = resources
-        self._workers = workers
+    _store: DelayedStore
+    _resources: Resources
 
     def namespace(self, request: Request) -> str:
         """`tenant/namespace`, which exists. Raises HttpError 404, and 412 for a bundle that is not all of it."""
@@ -58,7 +56,7 @@ class TopicFinder:
     async def of_namespace(self, request: Request) -> list[Topic]:
         """All topics of a namespace, partitions each by itself. Raises HttpError 404."""
         namespace = self.namespace(request)
-        return await self._workers(lambda: list(self._store.topics(namespace)))
+        return await asyncio.to_thread(lambda: list(self._store.topics(namespace)))
 
     def address(self, request: Request) -> TopicAddress:
         """A topic that need not exist, in a namespace that does. Raises HttpError 404, Refused."""
@@ -89,7 +87,7 @@ class TopicFinder:
         return await self._existing(address, self.partition_topics(address) or [self.topic(address)])
 
     async def _existing(self, address: TopicAddress, topics: list[Topic]) -> list[Topic]:
-        found = await self._workers(lambda: [topic for topic in topics if topic.exists()])
+        found = await asyncio.to_thread(lambda: [topic for topic in topics if topic.exists()])
         if not found:
             raise HttpError(404, f"topic {address.name} does not exist")
         return found
@@ -101,31 +99,20 @@ _AT_ONCE = 100
 _NON_PERSISTENT = "/admin/v2/non-persistent/{tenant}/{namespace}"
 
 
-class TopicServices(Protocol):
-    """The broker's services that topics concern."""
-
-    resources: Resources
-    access: TopicAccess
-    removal: TopicRemoval
-    producers: Producers
-    consumers: Consumers
-    workers: Workers
-    topic_names: TopicNames
-
-
+@dataclass(eq=False)
 class TopicResource:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone.
 
-    def __init__(self, store: DelayedStore, services: TopicServices, finder: TopicFinder) -> None:
-        self._store = store
-        self._resources = services.resources
-        self._access = services.access
-        self._removal = services.removal
-        self._producers = services.producers
-        self._consumers = services.consumers
-        self._workers = services.workers
-        self._names = services.topic_names
-        self._finder = finder
+    list: answers with a namespace's topics. used: topics that have, or had, producers or consumers.
+    """
+
+    _store: DelayedStore
+    _resources: Resources
+    _access: TopicAccess
+    _removal: TopicRemoval
+    _list: Callable[[str], Awaitable[Reply]]
+    _finder: TopicFinder
+    _used: Callable[[], set[str]]
 
     def routes(self) -> list[Route]:
         forced = ("force", "deleteSchema", "authoritative")
@@ -158,7 +145,7 @@ class TopicResource:
     # -- names -----------------------------------------------------------------------------------------
 
     async def topics(self, request: Request) -> Any:
-        return await self._names.reply(self._finder.namespace(request))
+        return await self._list(self._finder.namespace(request))
 
     async def list_partitioned(self, request: Request) -> Any:
         names = self._resources.partitioned.names(f"{self._finder.namespace(request)}/")
@@ -191,7 +178,7 @@ class TopicResource:
         if address.partition >= max(partitions, 1) and partitions:
             raise HttpError(412, f"{address.name}: the topic has partitions 0 to {partitions - 1}")
         taken = self._resources.partitions(address.name)
-        if taken or not await self._workers(self._finder.topic(address).create):
+        if taken or not await asyncio.to_thread(self._finder.topic(address).create):
             raise HttpError(409, f"topic {address.name} exists already")
 
     async def create_partitioned(self, request: Request) -> None:
@@ -199,7 +186,7 @@ class TopicResource:
         if address.partition >= 0:
             raise HttpError(412, f"{address.name}: a name that ends so is a partition's")
         names = [str(address.name), *(str(partition_name(address.name, number)) for number in range(count))]
-        if await self._workers(lambda: any(self._store.topic(name).exists() for name in names)):
+        if await asyncio.to_thread(lambda: any(self._store.topic(name).exists() for name in names)):
             raise HttpError(409, f"{address.name}, or a topic that would be a partition of it, exists already")
         if not await self._resources.partitioned.add(path_of(address.name), count):
             raise HttpError(409, f"topic {address.name} exists already")
@@ -234,7 +221,7 @@ class TopicResource:
                 for name in subscriptions if new else ():
                     topic.subscribe(name, type="shared").close()
 
-        await self._workers(work)
+        await asyncio.to_thread(work)
 
     async def _require_partitioned(self, address: TopicAddress) -> int:
         partitions = self._resources.partitions(address.name)
@@ -259,25 +246,22 @@ class TopicResource:
 
     async def unload(self, request: Request) -> None:
         """Every producer and consumer is told that it is closed; clients open them anew."""
-        self._close_clients(await self._finder.every(request))
+        for topic in await self._finder.every(request):
+            self._removal.disconnect(topic.name)
 
     async def unload_namespace(self, request: Request) -> None:
         """Likewise, of all topics of a namespace, which stays where it is."""
         prefix = f"{SCHEME}{self._finder.namespace(request)}/"
-        used = {*self._producers.departed, *(group.topic.name for group in self._consumers.groups)}
-        self._close_clients([self._store.topic(name) for name in used if name.startswith(prefix)])
-
-    def _close_clients(self, topics: Sequence[Topic]) -> None:
-        for topic in topics:
-            self._producers.close_topic(topic.name)
-            self._consumers.close_topic(topic.name)
+        for name in self._used():
+            if name.startswith(prefix):
+                self._removal.disconnect(name)
 
     # -- messages --------------------------------------------------------------------------------------
 
     async def last_message_id(self, request: Request) -> Any:
         """-1 and -1: nothing may be read."""
         topic = await self._finder.one(request)
-        position, batch_index = await self._workers(lambda: feed.last_entry(topic, None))
+        position, batch_index = await asyncio.to_thread(lambda: feed.last_entry(topic, None))
         if position.entry_id < 0:
             position = MessageId(-1, -1)
         return {**id_json(position, request.topic), **({} if batch_index < 0 else {"batchIndex": batch_index})}
@@ -292,7 +276,7 @@ class TopicResource:
                 messages, _ = reader.poll_columns(fetches=True)
                 return messages.positions[0] if messages else None
 
-        found = await self._workers(work)
+        found = await asyncio.to_thread(work)
         if found is None:
             raise HttpError(404, f"no message that may be read was published at {time_ms} ms or later")
         return id_json(found, request.topic)
@@ -307,7 +291,7 @@ class TopicResource:
             found = _last_of(topic, "earliest", 1, place) if initial == "earliest" else _from_end(topic, place)
             return reply_of(found[0], found[0].position) if found else None
 
-        answer = await self._workers(work)
+        answer = await asyncio.to_thread(work)
         if answer is None:
             raise HttpError(412, f"topic {topic.name} has no message that may be read")
         return answer
@@ -326,7 +310,7 @@ class TopicResource:
             stored = topic.get(message_id)
             return None if stored is None else reply_of(stored, message_id)
 
-        found = await self._workers(work)
+        found = await asyncio.to_thread(work)
         if found is None:
             raise HttpError(404, f"there is no message {message_id}")
         return found

@@ -8,6 +8,7 @@ in `msgBacklogNoDelayed`, as in Pulsar.
 Pulsar has no figures of a store and its time partitions. Only superusers see them, as they concern all tenants.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
@@ -32,7 +33,6 @@ from ..metrics.rates import OutRate, Rates
 from ..produce.producers import Producers
 from ..produce.sends import Figures, OpenProducer
 from ..protocol.commands import KeyValue, SubscriptionType
-from ..protocol.loop_calls import Workers
 from .client_message import iso
 from .topic_resource import TOPIC, TopicFinder
 
@@ -365,7 +365,6 @@ class StatsResource:
 
     _finder: TopicFinder
     _figures: TopicFigures
-    _workers: Workers
 
     def routes(self) -> list[Route]:
         asked = ("excludePublishers", "excludeConsumers")
@@ -395,7 +394,7 @@ class StatsResource:
     async def info(self, request: Request) -> Any:
         """ManagedLedgerInfo; of a partitioned topic PartitionedManagedLedgerInfo."""
         topics = await self._finder.every(request)
-        found = await self._workers(lambda: [info_of(topic.stats(), topic.ledgers()) for topic in topics])
+        found = await asyncio.to_thread(lambda: [info_of(topic.stats(), topic.ledgers()) for topic in topics])
         if topics[0].name == str(request.topic.name):
             return found[0]
         return {"version": 0, "partitions": {topic.name: each for topic, each in zip(topics, found, strict=True)}}
@@ -409,7 +408,7 @@ class StatsResource:
         }
 
     async def _of(self, topic: Topic, request: Request) -> dict[str, Any]:
-        stats = await self._workers(topic.stats)
+        stats = await asyncio.to_thread(topic.stats)
         publishers, consumers = not request.flag("excludePublishers"), not request.flag("excludeConsumers")
         return self._figures.of_topic(stats, publishers=publishers, consumers=consumers)
 
@@ -419,7 +418,7 @@ class StatsResource:
             last = feed.last_entry(topic, None).position
             return of_log(topic.stats(), ledgers, last if last.entry_id >= 0 else MessageId(ledgers[-1].ledger_id, -1))
 
-        return await self._workers(work)
+        return await asyncio.to_thread(work)
 
 
 _PARTITIONS = "/duelog/v1/partitions"
@@ -433,7 +432,6 @@ class StoreResource:
     _producers: Producers
     _consumers: Consumers
     _rates: Rates
-    _workers: Workers
 
     def routes(self) -> list[Route]:
         all_, here = Need.SUPERUSER, True
@@ -444,7 +442,7 @@ class StoreResource:
         ]
 
     async def counters(self, request: Request) -> Any:
-        found = await self._workers(self._store.stats)
+        found = await asyncio.to_thread(self._store.stats)
         store = {name: value for name, value in asdict(found).items() if name != "suspended"}
         received = Figures()
         for topic in self._producers.departed:
@@ -462,7 +460,7 @@ class StoreResource:
 
     async def partitions(self, request: Request) -> Any:
         """All of them, without why they are there."""
-        return [_shown(each) for each in await self._workers(self._store.partitions)]
+        return [_shown(each) for each in await asyncio.to_thread(self._store.partitions)]
 
     async def partition(self, request: Request) -> Any:
         """404: there is none, or no more."""
@@ -481,7 +479,7 @@ class StoreResource:
                 raise HttpError(404, str(error)) from error
             return {**_shown(found), "keptBy": [each._asdict() for each in kept]}
 
-        return await self._workers(work)
+        return await asyncio.to_thread(work)
 
 
 def _shown(each: PartitionStats) -> dict[str, Any]:

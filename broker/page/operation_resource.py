@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -25,10 +26,10 @@ from ...operations.operation import Ask, Operation
 from ...operations.operations import OPERATIONS, Operations
 from ...store.errors import ClosedError, DuelogError, InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
+from ..admin.application import OwnerOf
 from ..admin.http_request import HttpError, Reply, Request, Stream
 from ..admin.routing import Need, Route, need_of
 from ..operate.client_message import shown_entry
-from ..protocol.loop_calls import Workers
 from ..security.permissions import Action, Permissions
 
 MOST_PAGES = 64
@@ -100,24 +101,18 @@ def asking(store: DelayedStore) -> Ask:
     return Operations(store).ask
 
 
+@dataclass(eq=False)
 class OperationResource:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone.
 
-    def __init__(
-        self,
-        ask: Ask,
-        permissions: Permissions,
-        workers: Workers,
-        owner_of: Callable[[str], str | None] = lambda namespace: None,
-        namespaces: Callable[[], Iterable[str]] = tuple,
-    ) -> None:
-        """owner_of: a namespace's broker, None: this one. namespaces: all of them, in which roles may have rights."""
-        self._ask = ask
-        self._namespaces = namespaces
-        self._permissions = permissions
-        self._workers = workers
-        self._owner_of = owner_of
-        self.watching = Watching()
+    owner_of: a namespace's broker, None: this one. namespaces: all of them, in which roles may have rights.
+    """
+
+    _ask: Ask
+    _permissions: Permissions
+    _owner_of: OwnerOf = lambda namespace: None
+    _namespaces: Callable[[], Iterable[str]] = tuple
+    watching: Watching = field(default_factory=Watching, init=False)
 
     def routes(self) -> list[Route]:
         login, here = Need.LOGIN, True
@@ -186,7 +181,7 @@ class OperationResource:
             body = json.dumps(_cut(result) if operation.streamed else result).encode()
             return body, time.thread_time() - began_s
 
-        return await self._workers(work)
+        return await asyncio.to_thread(work)
 
     # -- who may ------------------------------------------------------------------------------------
 

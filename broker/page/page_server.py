@@ -21,7 +21,6 @@ from ...operations.operation import Ask
 from ..admin.application import Application, WebServer
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
-from ..protocol.loop_calls import Workers
 from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Action, Permissions
 from .operation_resource import OperationResource
@@ -128,16 +127,16 @@ async def serve_page(
     token = secrets.token_urlsafe(24)
     role = viewer if only_look else administrator
     permissions = Permissions(_NoGrants(), (administrator,), (viewer,))
-    with ThreadPoolExecutor(_THREADS, "duelog-page") as threads:
-        operations = OperationResource(ask, permissions, Workers(threads))
-        routes = [*operations.routes(), *PageFiles().routes()]
-        server = WebServer(Application(routes, Authentication({"token": _OneToken(token, role)}), permissions))
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            await server.serve([listening])
-            shown = f"[{host}]" if ":" in host else host
-            announce(f"http://{shown}:{listening.getsockname()[1]}/#token={token}")
-            await ended.wait()
-        finally:
-            operations.watching.close()
-            await server.close()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "duelog-page"))
+    operations = OperationResource(ask, permissions)
+    routes = [*operations.routes(), *PageFiles().routes()]
+    server = WebServer(Application(routes, Authentication({"token": _OneToken(token, role)}), permissions))
+    listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        await server.serve([listening])
+        shown = f"[{host}]" if ":" in host else host
+        announce(f"http://{shown}:{listening.getsockname()[1]}/#token={token}")
+        await ended.wait()
+    finally:
+        operations.watching.close()
+        await server.close()

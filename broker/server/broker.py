@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import fields
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from typing import Any, TypeVar
@@ -49,7 +50,7 @@ from ..protocol.peer import Peer
 from ..security.authentication import WireAdmission, authentication_of
 from ..security.permissions import Permissions
 from ..tenancy.namespace_policies import NamespacePolicies
-from ..tenancy.namespaces import Namespaces, Tenants, TopicNames, TopicRemoval
+from ..tenancy.namespaces import Namespaces, Tenants, TopicRemoval, topics_reply
 from ..tenancy.rest_schemas import RestSchemas
 from .connection import Connection, Handler, Login
 from .service import Listeners, Service
@@ -64,7 +65,6 @@ class Services:
     """The services of one broker, wired to each other. Runs on the event loop's thread."""
 
     def __init__(self, store: DelayedStore, config: BrokerConfig, workers: Workers) -> None:
-        self.workers = workers
         self._loop = asyncio.get_running_loop()
         calls = LoopCalls(self._loop)
         creation = AutoCreation(config.allow_auto_topic_creation, config.default_num_partitions)
@@ -87,7 +87,6 @@ class Services:
         self.list_threads = ThreadPoolExecutor(_LIST_THREADS, "duelog-lists")
         list_workers = Workers(self.list_threads)
         self.listing = TopicListing(store, permissions, limiter, config, list_workers)
-        self.topic_names = TopicNames(self.listing)
         self.name_sets = NameSets(store, list_workers, calls, config.max_topic_list_watchers_mem_size_mb << 20)
         self.watchers = Watchers(
             permissions, limiter, config, self.listing.gate, self.name_sets, list_workers, calls.loop
@@ -107,7 +106,6 @@ class Services:
         self.operations = OperationResource(
             asking(store),
             permissions,
-            workers,
             (lambda namespace: None) if self.ownership is None else self.ownership.http_owner,
             self.resources.namespaces.names,
         )
@@ -161,9 +159,13 @@ class Services:
         if ownership is None:
             return
         self.watchers.moved(ownership.is_own)
-        for topic in {*self.producers.departed, *(group.topic.name for group in self.consumers.groups)}:
+        for topic in self.used():
             if not ownership.is_own("/".join(TopicName.parse(topic)[:2])):
                 self._disconnect(topic)
+
+    def used(self) -> set[str]:
+        """Full names of the topics that have, or had, producers or consumers."""
+        return {*self.producers.departed, *(group.topic.name for group in self.consumers.groups)}
 
     def _users(self, topic: str) -> int:
         return len(self.producers.of_topic(topic)) + sum(map(len, self.consumers.of_topic(topic).values()))
@@ -384,18 +386,15 @@ class Broker(Service):
 
 def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> list[Route]:
     """Make every route."""
-    resources, access, addresses, cluster = (
-        services.resources,
-        services.access,
-        services.addresses,
-        config.cluster_name,
-    )
+    resources, access, removal = services.resources, services.access, services.removal
+    addresses, cluster = services.addresses, config.cluster_name
+    topics = partial(topics_reply, services.listing)
     policies = NamespacePolicies(store, resources, access)
     elsewhere = None if services.ownership is None else services.ownership.tenant_elsewhere
-    namespaces = Namespaces(store, resources, policies, services.removal, services.topic_names, cluster, elsewhere)
+    namespaces = Namespaces(store, resources, policies, removal, topics, cluster, elsewhere)
     settings = {config.in_file(each.name): getattr(config, each.name) for each in fields(config)}
-    workers, producers, consumers = services.workers, services.producers, services.consumers
-    finder = TopicFinder(store, resources, workers)
+    producers, consumers = services.producers, services.consumers
+    finder = TopicFinder(store, resources)
     figures = TopicFigures(
         producers, consumers, services.rates, store.clock.now_ms, services.facts.deduplicates, addresses
     )
@@ -406,11 +405,11 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *policies.routes(),
         *RestLookup(resources, services.urls, addresses).routes(),
         *RestSchemas(services.facts, resources).routes(),
-        *TopicResource(store, services, finder).routes(),
-        *SubscriptionResource(finder, consumers, workers, store.clock.now_ms).routes(),
-        *StatsResource(finder, figures, workers).routes(),
-        *ScheduleResource(finder, workers).routes(),
-        *StoreResource(store, producers, consumers, services.rates, workers).routes(),
+        *TopicResource(store, resources, access, removal, topics, finder, services.used).routes(),
+        *SubscriptionResource(finder, consumers, store.clock.now_ms).routes(),
+        *StatsResource(finder, figures).routes(),
+        *ScheduleResource(finder).routes(),
+        *StoreResource(store, producers, consumers, services.rates).routes(),
         *services.operations.routes(),
         *PageFiles().routes(),
     ]

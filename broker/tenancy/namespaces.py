@@ -37,7 +37,7 @@ class TopicRemoval:
     _resources: Resources
     _facts: TopicFacts
     _users: Callable[[str], int]
-    _disconnect: Callable[[str], object]
+    disconnect: Callable[[str], object]
     _forget: Callable[[str], object]
 
     async def delete(self, address: TopicAddress, *, force: bool) -> None:
@@ -78,9 +78,9 @@ class TopicRemoval:
 
     async def _delete(self, names: Sequence[TopicName]) -> None:
         for name in names:
-            self._disconnect(str(name))
+            self.disconnect(str(name))
             await asyncio.to_thread(self._forget_and_delete, str(name))
-            self._disconnect(str(name))  # those that came meanwhile have a topic that is no more
+            self.disconnect(str(name))  # those that came meanwhile have a topic that is no more
             self._forget(str(name))
 
     def _forget_and_delete(self, name: str) -> None:
@@ -97,41 +97,36 @@ BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 """A namespace is served as one: Pulsar's tools ask for the parts."""
 
 
-@dataclass(eq=False)
-class TopicNames:
-    """Lists of a namespace's topics, within the limits of memory that lists over the wire have.
+async def topics_reply(listing: TopicListing, namespace: str) -> Reply:
+    """List full names in order, as JSON, within the limits of memory that lists over the wire have.
 
     A heap permit is held while the list is made, a direct one until the answer has left or its connection is gone.
+    Raises PermitError where there is no permit in time.
     """
 
-    _listing: TopicListing
+    async def size_of(listed: Listed) -> int:
+        return listed.size
 
-    async def reply(self, namespace: str) -> Reply:
-        """Full names in order, as a JSON list. Raises PermitError where there is no permit in time."""
-
-        async def size_of(listed: Listed) -> int:
-            return listed.size
-
-        async with AsyncExitStack() as until_left:
-            with self._listing.gate:
-                limits = self._listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, size_of)
-                async with limits as listed:
-                    body = await asyncio.to_thread(json.dumps, listed.names, ensure_ascii=False)
-            return Reply(body.encode(), "application/json", until_left=until_left.pop_all())
+    async with AsyncExitStack() as until_left:
+        with listing.gate:
+            async with listing.within_limits(namespace, TopicsMode.PERSISTENT, until_left, size_of) as listed:
+                body = await asyncio.to_thread(json.dumps, listed.names, ensure_ascii=False)
+        return Reply(body.encode(), "application/json", until_left=until_left.pop_all())
 
 
 @dataclass(eq=False)
 class Namespaces:
     """For the event loop's thread alone.
 
-    tenant_elsewhere: `TenantInfo` of another broker, by the tenant's name and an Authorization header.
+    list: answers with a namespace's topics. tenant_elsewhere: `TenantInfo` of another broker, by the tenant's name and
+    an Authorization header.
     """
 
     _store: DelayedStore
     _resources: Resources
     _policies: NamespacePolicies
     _removal: TopicRemoval
-    _names: TopicNames
+    _list: Callable[[str], Awaitable[Reply]]
     _cluster: str
     _tenant_elsewhere: Callable[[str, str], Awaitable[Mapping[str, Any] | None]] | None = None
 
@@ -220,7 +215,7 @@ class Namespaces:
         mode = one_of("mode", request.query.get("mode", "ALL").upper(), ("PERSISTENT", "NON_PERSISTENT", "ALL"))
         if mode == "NON_PERSISTENT":
             return []
-        return await self._names.reply(namespace)
+        return await self._list(namespace)
 
     async def bundles(self, request: Request) -> dict[str, Any]:
         self.existing(request)
