@@ -33,7 +33,7 @@ from ..store.files.directory import (
 from ..store.files.failpoints import reach
 from ..store.files.system_errors import explained
 from ..store.log import catalog
-from ..store.log.ledger import applied_tail, find_tails
+from ..store.log.ledger import applied_tail, find_tails, named_bodies
 from .away import AWAY, Away, directory_in_use, rests
 from .partition import Partition, partition_path
 from .partition_set import PartitionSet
@@ -149,8 +149,8 @@ def give_back(
 ) -> bool:
     """Give back the rows of a generation of a partition that are in the objects of `away`, where logs end at `ends`.
 
-    False, and nothing is done: it has a body file that is none of them, is at another generation by now, or the store
-    is being copied. Raises StoreFull, CorruptEntry, DamagedStore, StoreFailed.
+    False, and nothing is done: it names bodies in a file that is none of them, is at another generation by now, or the
+    store is being copied. Raises StoreFull, CorruptEntry, DamagedStore, StoreFailed.
     """
     staged = store / "staging" / f"away-{directory_name(partition.start_ms)}-{uuid.uuid4().hex[:8]}"
     with partitions.lease(partition, partial=True), partitions.relocating:
@@ -167,9 +167,8 @@ def give_back(
         try:
             with environment.superseded(), applied_rows(environment) as raw:
                 there = {piece.ledger: piece.size for piece in away.pieces}
-                bodies = {ledger_id: path.stat().st_size for ledger_id, path in body_files(before).items()}
-                is_named = bool(bodies and partition.memtable)  # by a row that an opening before has left
-                if is_named or not bodies.items() <= there.items():
+                is_named = bool(partition.memtable and body_files(before))  # by a row that an opening before has left
+                if is_named or not named_bodies(raw, partition.name, before).items() <= there.items():
                     raise _OtherBodies
                 if applied_position(raw) < away.applied:
                     raise BrokenInvariant(f"{partition.name} lacks rows that its objects have")
@@ -215,7 +214,7 @@ def come_back(store: Path, partitions: PartitionSet, partition: Partition, away:
 
 
 class _OtherBodies(Exception):
-    """The partition has a body file that no object is."""
+    """The partition names bodies in a file that no object is."""
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class ReplicaFile(NamedTuple):
 
     start_ms: of the partition, MAIN_START. generation: of the partition; of the main environment the first segment that
     it says is not applied, 0 where the log was not begun. applied: the place of the last group that is applied in it.
-    ledger: of a body file beside it, which is only appended to; `applied` is its length then. None: it is LMDB's.
+    ledger: of a body file beside it; `applied` is how many of its bytes applied runs name then, which never change.
+    None: it is LMDB's.
     after: of a file that has the rows of an environment behind another, the `applied` of that one.
     """
 

@@ -16,13 +16,14 @@ from duelog.partitions.away import Away
 from duelog.partitions.relocation import Ends
 from duelog.store.clock import ManualClock
 from duelog.store.config import MIB
-from duelog.store.env.body_file import body_files
+from duelog.store.env.body_file import body_file
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.env.memtable import applied_position
 from duelog.store.errors import BrokenInvariant, StoreFull
 from duelog.store.files.directory import make_directory
 from duelog.store.files.system_errors import require_space
+from duelog.store.log.ledger import named_bodies
 from duelog.store.wal.segment import place_of
 
 from .bucket import FILES, Bucket
@@ -95,11 +96,10 @@ class ManifestFiles:
                         files.append(known.get(file.content) or self._copy(scratch, file, environment, read))
                         if start_ms != MAIN_START:
                             ends[file.content] = Ends.of(read.raw, environment.name)
-                    for ledger_id, path in body_files(environment.path).items():
+                    for ledger_id, size in named_bodies(read.raw, environment.name, environment.path).items():
                         if self._shipping.closing:
                             return None
-                        size = path.stat().st_size  # all that the instant names, and perhaps more
-                        kind = 0 if start_ms == MAIN_START else generation
+                        kind, path = 0 if start_ms == MAIN_START else generation, body_file(environment.path, ledger_id)
                         bodies = ReplicaFile(start_ms, kind, size, "", size, 0, ledger_id)
                         files.append(known.get(bodies.content) or self._copy_bodies(scratch, bodies, path))
                 if engine.tiers is not None:
@@ -127,7 +127,7 @@ class ManifestFiles:
         return file
 
     def _copy_bodies(self, scratch: Path, file: ReplicaFile, path: Path) -> ReplicaFile:
-        """Put a body file as long as it was: it is appended to meanwhile."""
+        """Put of a body file what the instant names: it is appended to meanwhile."""
         require_space(scratch, file.size + _KEPT_BYTES, "to copy a file for the replica")
         target = scratch / path.name
         shutil.copyfile(path, target)

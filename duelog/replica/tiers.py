@@ -38,11 +38,11 @@ from duelog.store.clock import Clock
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import PartitionState
 from duelog.store.config import MIB
-from duelog.store.env.body_file import body_files
 from duelog.store.env.memtable import applied_position
 from duelog.store.errors import ClosedError, CorruptEntry, DamagedStore, ReplicaDamaged
 from duelog.store.files.directory import discard_tree, size_bytes, sync_directory
 from duelog.store.files.system_errors import explained, require_space
+from duelog.store.log.ledger import named_bodies
 
 from .bucket import Bucket
 from .file_download import put_file
@@ -365,7 +365,8 @@ class Tiers:
             return True
         files = [each for each in manifest.files if each.start_ms == partition.start_ms]
         with self._partitions.lease(partition, partial=True), applied_rows(partition.environment) as raw:
-            away, bodies = partition.away, body_files(partition.environment.path)
+            away, environment = partition.away, partition.environment
+            bodies = named_bodies(raw, environment.name, environment.path)
             before = None if away is None else away.applied
             if before == applied_position(raw):
                 return False

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ from ..codec.run import (
     Run,
     RunLimits,
     UInt32s,
+    is_apart,
     pack_groups,
     pack_markers,
     pack_messages,
 )
 from ..codec.run_lengths import cut, fits_runs
+from ..env.body_file import body_files
 from ..env.memtable import Reads, ReadTransaction, unapplied_runs
 from ..env.transaction import Transaction
 from ..errors import CorruptEntry, InvalidArgument
@@ -206,3 +209,33 @@ def last_applied_run(raw: Reads, environment: str, ledger_id: int) -> Run | None
     if not is_run_of(key, ledger_id):
         return None
     return Run(environment, key, cursor.value())
+
+
+def named_bodies(raw: Reads, environment: str, directory: Path) -> dict[int, int]:
+    """The bytes of the body files in `directory` that applied runs name, by ledger: up to the end of the last run.
+
+    They never change, whatever a failed or lost append leaves behind them. A file that no run names is left out. Where
+    the last run that may name some is damaged, all of the file counts. It reads the keys of runs behind the last named.
+    """
+    found = {}
+    for ledger_id, path in body_files(directory).items():
+        try:
+            end = _end_of_named(raw, environment, ledger_id)
+        except CorruptEntry:
+            end = path.stat().st_size
+        if end:
+            found[ledger_id] = end
+    return found
+
+
+def _end_of_named(raw: Reads, environment: str, ledger_id: int) -> int:
+    cursor = raw.cursor()
+    found = cursor.set_range(run_key(ledger_id + 1, 0))
+    found = cursor.prev() if found else cursor.last()
+    while found and is_run_of(key := bytes(cursor.key()), ledger_id):
+        value = cursor.value()
+        if is_apart(value):
+            run = Run(environment, key, value)
+            return (run.bodies_at or 0) + int(run.ends()[-1])
+        found = cursor.prev()
+    return 0

@@ -3,6 +3,7 @@
 They are shipped whatever becomes of the file meanwhile: it has a second name until the groups that name it are shipped.
 """
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
-from duelog.errors import ReplicaDamaged, ReplicaRefused
+from duelog.errors import ReplicaDamaged, ReplicaRefused, StoreFull
 from duelog.replica import manifest
 from duelog.replica.bucket import log_name
 from duelog.replica.log_object import unpack
@@ -305,6 +306,27 @@ def test_a_body_file_that_grows_while_a_manifest_is_made_is_what_it_was(
     monkeypatch.undo()
     found = restored(bucket, tmp_path / "restored")
     assert bool(found.passed_over) == (not cuts)
+
+
+def test_bodies_of_an_append_that_failed_as_a_manifest_was_made_are_not_those_that_come_in_their_place(
+    store: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A file with both is of one length: known by that, the next manifest had the ones before."""
+
+    def fails() -> None:
+        shipping_of(store).make_manifest()
+        ship(store)
+        raise OSError(errno.ENOSPC, "no room, says the test")
+
+    send(store)
+    ship(applied(store))
+    with armed("bodies.written", fails), pytest.raises(StoreFull):
+        store.topic("t").send_payloads([b"lost" * 100] * 20)
+    store.topic("t").send_payloads(LARGE)
+    applied(store)
+    shipping_of(store).make_manifest()
+    ship(store)
+    assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == sorted(LARGE * 3)
 
 
 def test_damage_in_a_body_file_comes_to_the_copy_as_damage(
