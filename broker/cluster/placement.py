@@ -22,22 +22,21 @@ a namespace rewrites one line of the file.
 
 import fcntl
 import json
-import logging
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ...store.errors import DuelogError, InvalidArgument
+from ...store.errors import InvalidArgument
 from ...store.files.directory import write_file
 from ...store.names import validate_namespace_name
 from ..protocol.failures import Refused, ServerError
-from ..protocol.loop_calls import stamp_of
+from ..protocol.loop_calls import KeptUp
 
-_log = logging.getLogger("duelog.broker.placement")
 _SERVICE_URL = re.compile(r"(pulsar(?:\+ssl)?)://(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):([0-9]{1,5})/?")
 _HTTP_URL = re.compile(r"https?://[^\s/]+/?")
 _HEADER = re.compile(r"\s*\[[^\[\]]+\]\s*(#.*)?")
@@ -168,28 +167,17 @@ def _broker(name: str, value: object, path: Path) -> PlacedBroker:
     return PlacedBroker(name, value["url"], value.get("tls_url"), http_url and http_url.rstrip("/"), store)
 
 
-class PlacementFile:
+class PlacementFile(KeptUp[Placement]):
     """A table that is kept up with its file. `table` may be read by any thread."""
 
     def __init__(self, path: Path) -> None:
         """Read it. Raises InvalidArgument, OSError."""
         self.path = path
-        self._stamp = stamp_of(path)
-        self.table = read_placement(path)
+        super().__init__(partial(read_placement, path), path)
 
-    def refresh(self) -> bool:
-        """Read the table again if the file has changed; False: it has not. For a timer; waits for the disk."""
-        stamp = stamp_of(self.path)
-        if stamp == self._stamp:
-            return False
-        self._stamp = stamp
-        try:
-            self.table = read_placement(self.path)
-        except (DuelogError, OSError, UnicodeDecodeError) as error:
-            _log.error("%s cannot be used; the table before it stays: %s", self.path, error)
-            return False
-        _log.info("%s: a new placement is in use", self.path)
-        return True
+    @property
+    def table(self) -> Placement:
+        return self.value
 
 
 def place_namespace(path: Path, namespace: str, broker: str) -> Placement:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from ...store.errors import ClosedError
+from ...store.errors import ClosedError, DuelogError
 
 _log = logging.getLogger("duelog.broker")
 
@@ -86,14 +86,39 @@ class Workers:
             self._executor.submit(work)
 
 
-def stamp_of(*paths: Path) -> list[tuple[int, int, int]]:
-    """Tell versions of files apart: stamps differ once one was replaced, written or made readable."""
-    stamps = []
-    for path in paths:
-        with suppress(OSError):
-            status = path.stat()
-            stamps.append((status.st_ino, status.st_ctime_ns, status.st_size))
-    return stamps
+class KeptUp(Generic[T]):
+    """A value that is read from files, and again once one of them was replaced, written or made readable."""
+
+    def __init__(self, read: Callable[[], T], *paths: Path) -> None:
+        """Read it. Raises what `read` does."""
+        self._read, self._paths = read, paths
+        self._stamps = self._look()
+        self.value = read()
+
+    def refresh(self) -> bool:
+        """Read it again if the files have changed; False: it is the one before. Waits for the disk.
+
+        Files that cannot be used are logged once, and the value before stays.
+        """
+        stamps = self._look()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            self.value = self._read()
+        except (DuelogError, OSError, UnicodeDecodeError) as error:
+            _log.error("%s cannot be used; what it said before stays: %s", self._paths[0], error)
+            return False
+        _log.info("%s: what it says now is in use", self._paths[0])
+        return True
+
+    def _look(self) -> list[tuple[int, int, int]]:
+        stamps = []
+        for path in self._paths:
+            with suppress(OSError):
+                status = path.stat()
+                stamps.append((status.st_ino, status.st_ctime_ns, status.st_size))
+        return stamps
 
 
 async def keep_refreshing(

@@ -15,12 +15,12 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import logging
 import os
 import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -38,13 +38,11 @@ from ...store.names import TopicName
 from ..configuration import BrokerConfig
 from ..protocol.commands import AuthResponse, Connect
 from ..protocol.failures import Refused, ServerError
-from ..protocol.loop_calls import stamp_of
+from ..protocol.loop_calls import KeptUp
 from .permissions import Action, Permissions
 
 if TYPE_CHECKING:
     from jwt.types import Options
-
-_log = logging.getLogger("duelog.broker.passwords")
 
 
 class InvalidCredentials(DuelogError):
@@ -212,12 +210,10 @@ class PasswordMethod:
 
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises UnusableSecurity."""
-        self._path = path
         self._lock = threading.Lock()
         self._secret = os.urandom(32)
         self._right: dict[bytes, None] = {}
-        self._stamp = stamp_of(path)
-        self._users = _read_users(path)
+        self._users = KeptUp(partial(_read_users, path), path)
         self._unknown = bcrypt.hashpw(os.urandom(16).hex().encode(), bcrypt.gensalt(10))
 
     def prove(self, data: bytes) -> Proven:
@@ -230,8 +226,8 @@ class PasswordMethod:
         if not colon or not name or len(password) > 72 or b"\0" in password:
             raise InvalidCredentials("expected user:password, the password of at most 72 bytes")
         with self._lock:
-            self._reload()
-            stored = self._users.get(name)
+            self._users.refresh()
+            stored = self._users.value.get(name)
         if not self._matches(data, password, self._unknown if stored is None else stored) or stored is None:
             raise InvalidCredentials("the user or the password is wrong")
         return Proven(name, "basic")
@@ -247,17 +243,6 @@ class PasswordMethod:
                 self._right.clear()
             self._right[mark] = None
         return True
-
-    def _reload(self) -> None:
-        """Read the file if it has changed. One that cannot be used is logged once, and leaves what was known."""
-        stamp = stamp_of(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._users = _read_users(self._path)
-        except UnusableSecurity as error:
-            _log.error("%s; passwords are as before", error)
 
 
 def _read_users(path: Path) -> dict[str, bytes]:
@@ -331,36 +316,21 @@ class WireAdmission:
         return guard
 
 
-_tls_log = logging.getLogger("duelog.broker.tls")
-
-
-class Certificate:
-    """A certificate chain and its key, in PEM; TLS 1.2 and later."""
+class Certificate(KeptUp[ssl.SSLContext]):
+    """A certificate chain and its key, in PEM, kept up with their files; TLS 1.2 and later."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Reads the files. Raises UnusableSecurity."""
         self._certificate = certificate
         self._key = key
-        self._stamp = stamp_of(certificate, key)
         self.context = self._load()
+        """The one context, of which new connections get the certificate that was put in place last."""
+        super().__init__(self._put_in_place, certificate, key)
 
-    def refresh(self) -> bool:
-        """Have new connections get a certificate that was put in place since; False: nothing changed.
-
-        For a timer; waits for the disk. Files that cannot be used are logged once, and the certificate before stays.
-        """
-        stamp = stamp_of(self._certificate, self._key)
-        if stamp == self._stamp:
-            return False
-        self._stamp = stamp
-        try:
-            self._load()  # a failure would leave half of a pair in the context that is in use
-            self.context.load_cert_chain(self._certificate, self._key, password=_refuse)
-        except UnusableSecurity as error:
-            _tls_log.error("%s; the certificate before stays in use", error)
-            return False
-        _tls_log.info("%s: a new certificate is in use", self._certificate)
-        return True
+    def _put_in_place(self) -> ssl.SSLContext:
+        self._load()  # a failure would leave half of a pair in the context that is in use
+        self.context.load_cert_chain(self._certificate, self._key, password=_refuse)
+        return self.context
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
