@@ -192,6 +192,45 @@ def test_markers_of_two_partitions_that_are_lost_together_get_new_ones(tmp_path:
 
 
 @DAMAGE
+def test_a_closed_ledger_whose_record_is_lost_has_its_entries_again(tmp_path: Path, damage: str) -> None:
+    """Those of them that were acknowledged stay acknowledged."""
+    path = tmp_path / "store"
+    config = dataclasses.replace(CONFIG, ledger_max_entries=100)
+    with DelayedStore.open(path, config, clock=ManualClock(START_MS)) as store:
+        topic = store.topic("t")
+        with topic.subscribe("s") as reader:
+            for first in range(0, 300, 100):
+                topic.send_payloads([b"%d" % number for number in range(first, first + 100)])
+            assert topic.stats().ledgers > 1
+            reader.ack(reader.receive(300)[1::2], durable=True)
+    forget_applied(path)
+    IN_BOTH[damage](path / "main", keys(path / "main", Table.LEDGER)[0])
+    report = repaired(path)
+    assert (report.lost, report.again) == (0, 0)
+    assert delivered(path) == [b"%d" % number for number in range(0, 300, 2)]
+
+
+def test_markers_tell_whose_a_log_is_that_nothing_else_names(tmp_path: Path) -> None:
+    """A topic was deleted, so that a log without a record may have been its own."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    with DelayedStore.open(path, CONFIG, clock=clock) as store:
+        for name in ("gone", "t", "u"):
+            store.topic(name).subscribe("s").close()
+        store.delete_topic("gone")
+        payloads = [b"%d" % number for number in range(50)]
+        store.topic("t").send_payloads(payloads, deliver_at=[START_MS + 1_000 * at for at in range(1, 51)])
+        clock.advance(30_000)
+        store.tick()
+    forget_applied(path)
+    (partition,) = environments(path)[1:]
+    IN_BOTH["missing"](partition, keys(partition, Table.LOG)[0])
+    IN_BOTH["missing"](path / "main", keys(path / "main", Table.FRONTIER)[0])
+    report = repaired(path)
+    assert (report.lost, report.again) == (0, 0)
+    assert delivered(path) == payloads
+
+
+@DAMAGE
 def test_a_lost_frontier_is_told_by_the_markers(fired: tuple[Path, list[bytes]], damage: str) -> None:
     """Its copy is lost too: nothing fires twice, and nothing that has not fired is held back."""
     path, owed = fired
