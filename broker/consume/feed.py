@@ -14,9 +14,10 @@ from ...delivery.key_slots import KeyShared
 from ...store.errors import CorruptRecord, InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
+from ...store.received_messages import ReceivedMessages
 from ...subscription import Subscription
 from ...topic import Topic
-from ...topics.seeking import PublishedAt
+from ...topics.seeking import PublishedAt, SeekTarget
 from ..protocol import commands, entry
 from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
@@ -139,14 +140,23 @@ def last_entry(topic: Topic, known: LastEntry | None) -> LastEntry:
         return _NO_ENTRY
     if known is not None and known.position == position:
         return known
-    with topic.reader(position) as reader:
-        messages, _ = reader.poll_columns(fetches=True)
-    batch_index = -1
+    header = header_at(topic, position)
+    return LastEntry(position, header.messages - 1 if header is not None and header.flags & entry.BATCH else -1)
+
+
+def header_at(topic: Topic, position: MessageId) -> entry.Header | None:
+    """The header of an entry; None: it may not be read, or a program sent it, not a client."""
+    messages = read_from(topic, position)
     if messages and messages.positions[0] == position:
         with suppress(CorruptRecord):
-            header = entry.unpack(messages.payloads[0])
-            batch_index = header.messages - 1 if header.flags & entry.BATCH else -1
-    return LastEntry(position, batch_index)
+            return entry.unpack(messages.payloads[0])
+    return None
+
+
+def read_from(topic: Topic, start: SeekTarget) -> ReceivedMessages:
+    """The first messages from a place on that may be read; it takes none of them."""
+    with topic.reader(start) as reader:
+        return reader.poll_columns(fetches=True)[0]
 
 
 def last_message_id(last: LastEntry, mark_delete: MessageId, partition: int, request_id: int) -> Command:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...store.errors import CorruptRecord, UnknownSubscription
+from ...store.errors import UnknownSubscription
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
 from ...subscription import SubscriptionAdmin
@@ -23,7 +23,6 @@ from ..admin.routing import Route, need_of
 from ..consume import feed
 from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
-from ..protocol import entry
 from .client_message import reply_of
 from .topic_resource import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
 
@@ -279,16 +278,8 @@ def _reset_of(body: object) -> _Reset:
 
 def _is_last(topic: Topic, position: MessageId, in_batch: int) -> bool:
     """Return True if a message is the last of its batch: an entry is acknowledged as a whole. Waits for the disk."""
-    if in_batch < 0:
-        return True
-    with topic.reader(position) as reader:
-        messages, _ = reader.poll_columns(fetches=True)
-    if not messages or messages.positions[0] != position:
-        return True
-    try:
-        return in_batch + 1 >= entry.unpack(messages.payloads[0]).messages
-    except CorruptRecord:  # a program sent it, not a client
-        return True
+    header = feed.header_at(topic, position) if in_batch >= 0 else None
+    return header is None or in_batch + 1 >= header.messages
 
 
 def _position_of(body: object) -> feed.Start:

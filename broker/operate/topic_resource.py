@@ -271,15 +271,10 @@ class TopicResource:
         topic = await self._finder.one(request)
         time_ms = request.number("timestamp", 0, highest=MAX_DUE_MS)
 
-        def work() -> MessageId | None:
-            with topic.reader(PublishedAt(time_ms)) as reader:
-                messages, _ = reader.poll_columns(fetches=True)
-                return messages.positions[0] if messages else None
-
-        found = await asyncio.to_thread(work)
-        if found is None:
+        messages = await asyncio.to_thread(feed.read_from, topic, PublishedAt(time_ms))
+        if not messages:
             raise HttpError(404, f"no message that may be read was published at {time_ms} ms or later")
-        return id_json(found, request.topic)
+        return id_json(messages.positions[0], request.topic)
 
     async def examine(self, request: Request) -> Reply:
         """`initialPosition` is latest or earliest; the farthest message where there are not so many. 412: none is."""
@@ -303,8 +298,7 @@ class TopicResource:
 
         def work() -> Reply | None:
             with suppress(InvalidArgument):  # an id that is none of the main log's
-                with topic.reader(message_id) as reader:
-                    messages, _ = reader.poll_columns(fetches=True)
+                messages = feed.read_from(topic, message_id)
                 if messages and messages.positions[0] == message_id:
                     return reply_of(messages[0], message_id)
             stored = topic.get(message_id)
