@@ -7,7 +7,7 @@ Source of paths and bodies: Apache Pulsar's admin REST, persistent topics.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +28,9 @@ from .topic_resource import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 _AT_ONCE = 100
+
+Found = tuple[Topic, SubscriptionAdmin]
+"""A subscription that exists, with its topic."""
 
 
 @dataclass(eq=False)
@@ -114,7 +117,7 @@ class SubscriptionResource:
     async def unsubscribe(self, request: Request) -> None:
         """On every topic of the namespace that has it, none is 204; 412 while one of them has consumers."""
         name, topics = request.subscription, await self._finder.of_namespace(request)
-        found = await asyncio.to_thread(lambda: [topic for topic in topics if name in topic.subscriptions()])
+        found = await asyncio.to_thread(lambda: [topic for topic, _ in _subscriptions(topics, name)])
         await self._delete(found, name, force=False)
 
     async def _delete(self, topics: Sequence[Topic], name: str, *, force: bool) -> None:
@@ -129,30 +132,18 @@ class SubscriptionResource:
 
     async def skip_all(self, request: Request) -> None:
         """Acknowledges what consumers hold, too, and what waits inline (PIP-448)."""
-        found = await self._existing(request)
-
-        def work() -> None:
-            for topic, subscription in found:
-                self._clear(topic, subscription)
-
-        await asyncio.to_thread(work)
+        await asyncio.to_thread(self._clear, await self._existing(request))
 
     async def clear(self, request: Request) -> None:
         """On every topic of the namespace; without a name each subscription."""
         wanted = request.subscription if "subscription" in request.path else None
         topics = await self._finder.of_namespace(request)
+        await asyncio.to_thread(lambda: self._clear(_subscriptions(topics, wanted)))
 
-        def work() -> None:
-            for topic in topics:
-                for name in topic.subscriptions():
-                    if wanted in (None, name):
-                        self._clear(topic, topic.subscription(name))
-
-        await asyncio.to_thread(work)
-
-    def _clear(self, topic: Topic, subscription: SubscriptionAdmin) -> None:
-        subscription.expire(self._clock() + 1)
-        topic.clear_inline(subscription.name)
+    def _clear(self, found: Iterable[Found]) -> None:
+        for topic, subscription in found:
+            subscription.expire(self._clock() + 1)
+            topic.clear_inline(subscription.name)
 
     async def skip(self, request: Request) -> None:
         """The first `numMessages` entries; a batch is one."""
@@ -170,17 +161,11 @@ class SubscriptionResource:
         """A delayed message has been due since its due time."""
         found = await self._existing(request)
         before_ms = self._before(request)
-        await asyncio.to_thread(lambda: [subscription.expire(before_ms) for _, subscription in found])
+        await asyncio.to_thread(_expire, found, before_ms)
 
     async def expire_all(self, request: Request) -> None:
         topics, before_ms = await self._finder.every(request), self._before(request)
-
-        def work() -> None:
-            for topic in topics:
-                for name in topic.subscriptions():
-                    topic.subscription(name).expire(before_ms)
-
-        await asyncio.to_thread(work)
+        await asyncio.to_thread(lambda: _expire(_subscriptions(topics), before_ms))
 
     async def expire_until(self, request: Request) -> None:
         """The message itself too, unless `excluded`; what is not due yet comes at its time."""
@@ -246,17 +231,26 @@ class SubscriptionResource:
         topic = await self._finder.one(request)
         return await asyncio.to_thread(lambda: topic.subscription(request.subscription))
 
-    async def _existing(self, request: Request) -> list[tuple[Topic, SubscriptionAdmin]]:
+    async def _existing(self, request: Request) -> list[Found]:
         """On every partition that has it, one at least."""
         topics, name = await self._finder.every(request), request.subscription
+        found = await asyncio.to_thread(lambda: list(_subscriptions(topics, name)))
+        if not found:
+            raise UnknownSubscription(str(request.topic.name), shown_subscription(name))
+        return found
 
-        def work() -> list[tuple[Topic, SubscriptionAdmin]]:
-            found = [(topic, topic.subscription(name)) for topic in topics if name in topic.subscriptions()]
-            if not found:
-                raise UnknownSubscription(str(request.topic.name), shown_subscription(name))
-            return found
 
-        return await asyncio.to_thread(work)
+def _subscriptions(topics: Iterable[Topic], wanted: str | None = None) -> Iterator[Found]:
+    """Yield the subscriptions of topics, or those of one name. Waits for the disk."""
+    for topic in topics:
+        for name in topic.subscriptions():
+            if wanted in (None, name):
+                yield topic, topic.subscription(name)
+
+
+def _expire(found: Iterable[Found], before_ms: int) -> None:
+    for _, subscription in found:
+        subscription.expire(before_ms)
 
 
 class _Reset(NamedTuple):
