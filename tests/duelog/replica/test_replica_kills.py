@@ -12,7 +12,7 @@ import pytest
 from duelog import DelayedStore, StoreConfig
 from duelog.replica.bucket import Bucket
 from tests.disaster.running import module
-from tests.duelog.replica.faulty import restored
+from tests.duelog.replica.faulty import restored, shipping_of
 from tests.proof import length
 from tests.tools.command_line import DUELOG, ok
 
@@ -24,7 +24,10 @@ A_STORE = 5
 
 
 def held(path: Path, url: str | None = None) -> dict[str, set[int]]:
-    """The messages that wait and those that are to be delivered, by number, of a store that is sound."""
+    """The messages that wait and those that are to be delivered, by number, of a store that is sound.
+
+    url: of its copy, which has all of them then, and can be restored.
+    """
     with DelayedStore.open(path, StoreConfig(replica=url, partition_ms=3_600_000, background=False)) as store:
         assert list(store.check(deep=True)) == []
         topic = store.topic("a")
@@ -32,6 +35,9 @@ def held(path: Path, url: str | None = None) -> dict[str, set[int]]:
         with topic.subscribe("reader") as reader:
             due = [int(message.payload) for message in reader.receive(100_000, timeout=0)]
         assert len({*waiting, *due}) == len(waiting) + len(due)
+        if url is not None:
+            shipping = shipping_of(store)
+            shipping.wait_for(shipping._the_source().next_place())  # a close breaks off the first manifest
         return {"waiting": set(waiting), "due": set(due)}
 
 
