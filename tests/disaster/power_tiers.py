@@ -32,44 +32,57 @@ def work(path: Path, seed: int, durability: SendDurability) -> None:
     """Two sessions on one store; the first ends with a close, the second with the process."""
     for point in POINTS:
         failpoints.arm(point, functools.partial(say, "hit", point))
-    tiers.LEAST_BYTES = tiers.LOOK_MS = tiers.MANIFEST_MS = 0
+    give_back_all()
     source, clock = random.Random(seed), ManualClock(START_MS)
     url = (path.parent.parent / "bucket").as_uri()
     config = replace(CONFIG, durability=durability, replica=url, max_local_bytes=1)
     for session in range(2):
         store = DelayedStore.open(path, config, clock=clock)
-        topic = store.topic("t")
-        topic.subscribe("s").close()
-        for step in range(STEPS):
-            texts = [f"{session}-{step}-{at}" for at in range(source.randrange(1, 6))]
-            dues = [clock.now_ms() + source.randrange(1, 6 * SPAN_MS) for _ in texts]
-            say("sending", dict(zip(texts, dues, strict=True)))
-            ids = topic.send_batch(
-                [Message(text.encode(), deliver_at=due_ms) for text, due_ms in zip(texts, dues, strict=True)]
-            )
-            say("sent", texts)
-            if step % 7 == 3:
-                say("cancelling", texts[0])
-                topic.cancel(ids[0])
-                say("cancelled", texts[0])
-            if step % 6 == 5:
-                with topic.subscribe("s") as consumer:
-                    messages = consumer.receive(source.randrange(1, 8), timeout=0)
-                    say("acknowledging", taken := [message.payload.decode() for message in messages])
-                    consumer.ack(messages, durable=True)
-                    say("acknowledged", taken)
-            if step % 3 == 2:
-                engine = store._engine
-                engine.writer().apply_all()
-                present(engine.shipping).make_manifest()
-                present(engine.shipping).step()
-            if step % 8 == 7:
-                clock.advance(SPAN_MS)
-                say("clock", clock.now_ms())
-            store.tick()
+        go_on(store, clock, source, str(session), STEPS)
         if session == 0:
             store.close()
     os._exit(0)
+
+
+def give_back_all() -> None:
+    """Have any day go that may, and any rest, with a manifest for it whenever one is wanted."""
+    tiers.LEAST_BYTES = tiers.LOOK_MS = tiers.MANIFEST_MS = 0
+
+
+def go_on(store: DelayedStore, clock: ManualClock, source: random.Random, session: str, steps: int) -> None:
+    """Send to days, cancel, acknowledge and let time pass, and say so. session: begins each text."""
+    topic = store.topic("t")
+    topic.subscribe("s").close()
+    for step in range(steps):
+        texts = [f"{session}-{step}-{at}" for at in range(source.randrange(1, 6))]
+        dues = [clock.now_ms() + source.randrange(1, 6 * SPAN_MS) for _ in texts]
+        say("sending", dict(zip(texts, dues, strict=True)))
+        ids = topic.send_batch(
+            [Message(text.encode(), deliver_at=due_ms) for text, due_ms in zip(texts, dues, strict=True)]
+        )
+        say("sent", texts)
+        if step % 7 == 3:
+            say("cancelling", texts[0])
+            topic.cancel(ids[0])
+            say("cancelled", texts[0])
+        if step % 6 == 5:
+            with topic.subscribe("s") as consumer:
+                messages = consumer.receive(count := source.randrange(1, 8), timeout=0)
+                if not messages:
+                    store.tick()  # fetches the day that it has got to
+                    messages = consumer.receive(count, timeout=0)
+                say("acknowledging", taken := [message.payload.decode() for message in messages])
+                consumer.ack(messages, durable=True)
+                say("acknowledged", taken)
+        if step % 3 == 2:
+            engine = store._engine
+            engine.writer().apply_all()
+            present(engine.shipping).make_manifest()
+            present(engine.shipping).step()
+        if step % 8 == 7:
+            clock.advance(SPAN_MS)
+            say("clock", clock.now_ms())
+        store.tick()
 
 
 class Told(Facts):
