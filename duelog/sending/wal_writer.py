@@ -275,14 +275,13 @@ class WalWriter:
         """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""
         return self._segments.due_ms()
 
-    def checkpoint(self, now_ms: int) -> bool:
-        """Flush, and begin or end a checkpoint, if it is time; False. Raises StoreFull, StoreFailed."""
+    def checkpoint(self, now_ms: int) -> None:
+        """Flush, and begin or end a checkpoint, if it is time. Raises StoreFull, StoreFailed."""
         self._segments.flush_if_due(now_ms)
         if self._segments.is_applied:
             self._queue.run(_Action(self._segments.finish_applied))
         if self._segments.is_due(now_ms):
             self._queue.run(_Action(self._segments.begin_next))
-        return False
 
     def stop(self, error: Exception) -> None:
         """Have nothing be written any more, behind all that is. Raises StoreFailed where that was so before."""

@@ -176,7 +176,7 @@ class Maintenance:
         gave_way, self._gives_way = self._gives_way, False
         self._full = None
         fired = closed = saved = 0
-        loading = interrupted = saving = packing = applying = False
+        loading = interrupted = saving = packing = False
 
         if tasks.recurring.is_late(now_ms):
             self._step("recur", now_ms, lambda: tasks.recurring.withdraw(now_ms, suspensions), None)
@@ -205,8 +205,7 @@ class Maintenance:
         self._step("expire", now_ms, lambda: tasks.expiry.run(now_ms, suspensions), None)
         self._step("flush", now_ms, lambda: self._flush(now_ms), None)
         if self._wal_writer is not None:
-            checkpoint = self._wal_writer.checkpoint
-            applying = self._step("apply", now_ms, lambda: checkpoint(now_ms), otherwise=False)
+            self._step("apply", now_ms, functools.partial(self._wal_writer.checkpoint, now_ms), None)
 
         trimmed = self._step("trim", now_ms, lambda: self._trim(now_ms), 0)
         trimming = tasks.trimming.is_due(now_ms) and not suspensions.is_suspended(Part("trim"), now_ms)
@@ -216,7 +215,7 @@ class Maintenance:
             tasks.id_sweep.is_wanted = True
         sweeping = self._step("sweep", now_ms, lambda: tasks.id_sweep.run(now_ms), otherwise=False)
 
-        more = advancing or recurring or applying or trimming or adopting or sweeping
+        more = advancing or recurring or trimming or adopting or sweeping
         next_due_ms = now_ms if more else self._next_due_ms(now_ms)
         firing.loaded.give_back_pages()
         suspended = tuple(suspensions.all()) if suspensions else ()
