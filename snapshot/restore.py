@@ -28,7 +28,7 @@ A snapshot that cannot be used is passed over for the one before it, and the las
 """
 
 from array import array
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -54,31 +54,21 @@ class Restored(NamedTuple):
     snapshot_id: int
 
 
-class PartRead(NamedTuple):
-    """A step of restoring: a part of a snapshot was read."""
-
-    snapshot_id: int
-    number: int
-
-
-class SnapshotSkipped(NamedTuple):
-    """A step of restoring: a snapshot cannot be used, and why."""
-
-    snapshot_id: int
-    reason: str
-
-
-RestoreStep = PartRead | SnapshotSkipped
-
-
 def restore_steps(
-    environment: Environment, frontier: FrontierRecord, tail: int, due_of: DueOf, *, start_ms: int, bucket_ms: int
-) -> Generator[RestoreStep, None, Restored | None]:
+    environment: Environment,
+    frontier: FrontierRecord,
+    tail: int,
+    due_of: DueOf,
+    *,
+    start_ms: int,
+    bucket_ms: int,
+    refused: Callable[[int, Unusable], object],
+) -> Generator[None, None, Restored | None]:
     """Restore the index of `frontier`'s log; None where no snapshot can be used.
 
-    frontier: as recorded now in the main environment. tail: entries of the log, all committed. A part, of 1 MiB by
-    default, takes about a ms. On top come the due times of the bucket that the frontier lies in: some 8 us each where
-    they are scattered.
+    frontier: as recorded now in the main environment. tail: entries of the log, all committed. refused: hears of each
+    snapshot that cannot be used, by id. Each step reads a part, of 1 MiB by default, in about a ms. On top come the due
+    times of the bucket that the frontier lies in: some 8 us each where they are scattered.
     """
     ledger_id = frontier.ledger_id
     with environment.read() as raw:
@@ -97,9 +87,9 @@ def restore_steps(
                         later.append((bucket_start_ms, saved))
                     elif bucket_start_ms + bucket_ms > frontier.due_ms:
                         around |= saved.bitmap()
-                yield PartRead(snapshot_id, number)
+                yield
         except Unusable as error:
-            yield SnapshotSkipped(snapshot_id, str(error))
+            refused(snapshot_id, error)
             continue
         around_ms = frontier.due_ms - frontier.due_ms % bucket_ms
         left, dues = _after_frontier(around, frontier, due_of)

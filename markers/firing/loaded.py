@@ -24,9 +24,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
 
 import numpy as np
@@ -37,8 +36,8 @@ from ...partitions.due_column import DueBatch, dues_of, scan_dues
 from ...partitions.index.delay_index import DelayIndex
 from ...partitions.partition import Partition, PartitionLog
 from ...partitions.partition_set import Storage
-from ...snapshot.restore import Restored, RestoreStep, SnapshotSkipped, covered_by_snapshots, restore_steps
-from ...snapshot.snapshot_format import snapshot_keys
+from ...snapshot.restore import covered_by_snapshots, restore_steps
+from ...snapshot.snapshot_format import Unusable, snapshot_keys
 from ...store.codec import format as fmt
 from ...store.codec.format import PartitionState
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
@@ -73,15 +72,6 @@ def new_log(
     return PendingLog(topic_id, partition.start_ms, frontier, index, loaded=loaded)
 
 
-class LoadStep(Enum):
-    """The result of a step of loading, besides restoring from a snapshot."""
-
-    LISTENING = "the logs hear what is appended"
-    PREFETCHED = "some of the partition's file was asked for"
-    DUES_READ = "due times of some thousand runs were read"
-    LOADED = "a log fires"
-
-
 @dataclass(eq=False, repr=False)
 class Loading:
     """One partition on its way into memory. REQUIRES of the owner: a lease on it until it closes."""
@@ -92,31 +82,27 @@ class Loading:
     _read: int = field(default=0, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(_log), init=False)
 
-    def steps(self) -> Iterator[LoadStep | RestoreStep]:
+    def steps(self) -> Iterator[None]:
         """Load; each step is some ten ms of work at most.
 
         REQUIRES: nothing is on its way into the main log between steps. Raises DamagedStore, CorruptRecord; the owner
         then stops listening.
         """
         logs = self._listen()
-        yield LoadStep.LISTENING
+        yield
         with self.partition.environment.read() as raw:
             has_snapshot = next(snapshot_keys(raw, fmt.Table.SNAPSHOT_META), None) is not None
+        prefetching = page_cache.prefetch(self.partition.environment.path / "data.mdb")
         if not has_snapshot:
-            yield from self._prefetch()
+            yield from prefetching
         for topic_id, log in list(logs.items()):
             if topic_id in self._tails and self.owner.exists(topic_id):
                 yield from self._read_back(log, self._tails[topic_id])
                 self.owner.ready.arm(log, log.next_due_ms())
-                yield LoadStep.LOADED
+                yield
         if self._read >= _MANY_ENTRIES:
             self.partition.dues_read = _MANY_ENTRIES
-        if has_snapshot:
-            yield from self._prefetch()
-
-    def _prefetch(self) -> Iterator[LoadStep]:
-        for _ in page_cache.prefetch(self.partition.environment.path / "data.mdb"):
-            yield LoadStep.PREFETCHED
+        yield from prefetching  # nothing is left where it came first
 
     def _listen(self) -> dict[int, PendingLog]:
         """Between two groups of the write-ahead log: what is there now is scanned, what comes is heard."""
@@ -133,14 +119,22 @@ class Loading:
             partition.listener = functools.partial(owner.heard, partition)
         return logs
 
-    def _read_back(self, log: PendingLog, tail: int) -> Iterator[LoadStep | RestoreStep]:
-        partition = self.partition
+    def _read_back(self, log: PendingLog, tail: int) -> Iterator[None]:
+        partition, bucket_ms = self.partition, self.owner.bucket_ms
         covered = covered_by_snapshots(partition.environment, log.ledger_id)
         for record, end in ("its frontier", log.frontier.absorbed_end), ("a snapshot of it", covered):
             if tail < end:
                 reason = f"ledger {log.ledger_id} ends at entry {tail}, {record} at {end}: entries were lost"
                 raise DamagedStore(partition.path, reason)
-        restored = yield from self._restore(log, tail)
+        restored = yield from restore_steps(
+            partition.environment,
+            log.frontier,
+            tail,
+            log.due_of,
+            start_ms=partition.start_ms,
+            bucket_ms=bucket_ms,
+            refused=functools.partial(self._refused, log),
+        )
         if restored is not None:
             log.restore_index(restored.pending, restored.tail)
             self._read += len(restored.pending)
@@ -163,24 +157,13 @@ class Loading:
             else:
                 damaged.append(batch.entry_id)
                 self.owner.quarantine(batch)
-            yield LoadStep.DUES_READ
+            yield
         log.skip_unreadable(tail)
         log.finish_loading()
 
-    def _restore(self, log: PendingLog, tail: int) -> Generator[RestoreStep, None, Restored | None]:
-        """Take the steps of `restore_steps`, and log a snapshot that is refused."""
-        environment, start_ms, bucket_ms = self.partition.environment, self.partition.start_ms, self.owner.bucket_ms
-        steps = restore_steps(environment, log.frontier, tail, log.due_of, start_ms=start_ms, bucket_ms=bucket_ms)
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as done:
-                restored: Restored | None = done.value
-                return restored
-            if isinstance(step, SnapshotSkipped):
-                text = "%s: snapshot %d of ledger %d is refused, an older one or the messages are read: %s"
-                self._log.log(logging.WARNING, text, environment.path, step.snapshot_id, log.ledger_id, step.reason)
-            yield step
+    def _refused(self, log: PendingLog, snapshot_id: int, reason: Unusable) -> None:
+        text = "%s: snapshot %d of ledger %d is refused, an older one or the messages are read: %s"
+        self._log.log(logging.WARNING, text, self.partition.environment.path, snapshot_id, log.ledger_id, reason)
 
     def _admit(self, log: PendingLog, admitted: BitMap) -> None:
         """Have what a snapshot covers of conditional entries fire that were admitted after it, by a version before."""
@@ -268,7 +251,7 @@ class LoadedPartitions:
         self.ready = ReadyQueue()
         self.bucket_ms = self.storage.config.bucket_ms
         self.logs: dict[int, dict[int, PendingLog]] = {}
-        self._loading: tuple[Partition, Iterator[LoadStep | RestoreStep]] | None = None
+        self._loading: tuple[Partition, Iterator[None]] | None = None
         self._leased: set[int] = set()
         self.unsure = False
         """True during a step of loading or firing, or a look for the next log, and once one was broken off."""
@@ -340,7 +323,7 @@ class LoadedPartitions:
         partition, steps = self._loading
         self.unsure = True
         try:
-            done = next(steps, None) is None
+            done = next(steps, True) is True
             if done:
                 self.saving.loaded(partition.start_ms, logs := self._loaded_logs(partition.start_ms))
                 self._to_pack.update((log, None) for log in logs if log.is_worth_packing)

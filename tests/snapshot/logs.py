@@ -7,7 +7,7 @@ import numpy as np
 
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import Dues, Ids
-from duelog.snapshot.restore import Restored, SnapshotSkipped, restore_steps
+from duelog.snapshot.restore import Restored, restore_steps
 from duelog.snapshot.writer import Cut
 from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.environment import Environment
@@ -72,13 +72,17 @@ class Log:
         """Restore from the snapshots there are, as a start does."""
         reasons: list[str] = [] if passed_over is None else passed_over
         steps = restore_steps(
-            environment, self.frontier, self.tail, self.due_of, start_ms=START_MS, bucket_ms=bucket_ms
+            environment,
+            self.frontier,
+            self.tail,
+            self.due_of,
+            start_ms=START_MS,
+            bucket_ms=bucket_ms,
+            refused=lambda snapshot_id, reason: reasons.append(f"{snapshot_id}: {reason}"),
         )
         while True:
             try:
-                step = next(steps)
-                if isinstance(step, SnapshotSkipped):
-                    reasons.append(f"{step.snapshot_id}: {step.reason}")
+                next(steps)
             except StopIteration as done:
                 restored: Restored | None = done.value
                 return restored
