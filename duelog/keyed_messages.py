@@ -288,23 +288,23 @@ class KeyedMessages:
         if record is None or partition is None or partition.state is not PartitionState.OPEN:
             return None
         ids, keyed = [record.message_id], record.until_ms > 0
+
+        def told(count: int) -> None:
+            tell(self._storage.listeners, StoreListener.cancelled, topic.name, count)
+
         try:
-            cancel = self._withdrawals.cancelling(held, topic.log, ids, keyed=keyed, known=partition)
+            cancel = self._withdrawals.cancelling(held, topic.log, ids, told, keyed=keyed, known=partition)
         except DamagedStore:
             if self._storage.partitions.registered(partition):
                 raise
             return None  # all of it had fired
-        cancelled = False
 
         def work(transaction: Transaction) -> Outcome:
-            nonlocal cancelled
             (outcome,) = cancel(transaction)
-            cancelled = outcome is Outcome.CANCELLED
-            if not cancelled and transaction.get(key) != record.pack():
+            if outcome is not Outcome.CANCELLED and transaction.get(key) != record.pack():
                 raise KeyChanged  # its message was rescheduled meanwhile
             return outcome
 
-        held.stored.append(lambda: tell(self._storage.listeners, StoreListener.cancelled, topic.name, int(cancelled)))
         return work
 
     def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ changes the record, cancels the message before where it is still to be replaced,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,13 +49,15 @@ class Withdrawals:
         held: Held,
         log: ManagedLedger,
         ids: Sequence[MessageId],
+        told: Callable[[int], object],
         *,
         keyed: bool = False,
         known: Partition | None = None,
     ) -> Work[list[Outcome]]:
         """The unit of work that cancels messages of a topic; the outcome of each. Written before `held` ends.
 
-        keyed: some may have deduplication keys, which are free then. known: the partition that all are in.
+        told: hears then how many were cancelled. keyed: some may have deduplication keys, which are free then. known:
+        the partition that all are in.
 
         CANCELLED and ALREADY_CANCELLED: it is never delivered. FIRED: it is in the main log. UNKNOWN: the
         topic has no such message, or none any more.
@@ -65,6 +67,7 @@ class Withdrawals:
         logs, outcomes = self._entries.located(held, log, ids, known, bodies=keyed)
         # a key whose message cannot be read holds no more once that is cancelled, recorded or not
         keys = _keys(_bodies(logs)) if keyed else {}
+        held.stored.append(lambda: told(outcomes.count(Outcome.CANCELLED)))
 
         def work(transaction: Transaction) -> list[Outcome]:
             for found in logs:
@@ -98,12 +101,17 @@ class Withdrawals:
         return find_marker(self._main, log, message_id, due_ms - self._clock.lead_ms, last)
 
     def rescheduling(
-        self, held: Held, log: ManagedLedger, ids: Sequence[MessageId], dues: Sequence[int]
+        self,
+        held: Held,
+        log: ManagedLedger,
+        ids: Sequence[MessageId],
+        dues: Sequence[int],
+        told: Callable[[int], object],
     ) -> Work[list[MessageId | None]]:
         """The unit of work that gives messages of a topic new due times (epoch ms). Written before `held` ends.
 
         Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
-        Raises CorruptEntry (a body cannot be read).
+        told: hears then how many were moved. Raises CorruptEntry (a body cannot be read).
         """
         self._entries.fetch(log, ids, bodies=True)
         held.enter(self._entries.gate.reading())
@@ -118,6 +126,7 @@ class Withdrawals:
             new = new._replace(bodies={row: body for row, body in new.bodies.items() if states[row] is None})
         keys = _keys(new.bodies)
         append = self._entries.appending(held, new, now_ms)
+        held.stored.append(lambda: told(outcomes.count(Outcome.CANCELLED)))
 
         def work(transaction: Transaction) -> list[MessageId | None]:
             for found in logs:

@@ -7,6 +7,7 @@ batch, nothing topic by topic. The public faces are `Topic` (topic.py) and `Dela
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
 from duelog.store.duration import Duration
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction, Work
+from duelog.store.env.transaction import Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
 from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
@@ -297,24 +298,16 @@ _STATES = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class TopicWithdrawals:
-    """Cancels and reschedules messages of one topic that have not fired, as the methods of `Topic` document."""
+    """Cancels and reschedules messages of topics that have not fired, as the methods of `Topic` document."""
 
-    def __init__(
-        self,
-        main: Environment,
-        withdrawals: Withdrawals,
-        policies: DelayPolicies,
-        inline: InlineMessages,
-        has_keys: Callable[[TopicState], bool],
-        listeners: Sequence[StoreListener],
-    ) -> None:
-        self._main = main
-        self._withdrawals = withdrawals
-        self._policies = policies
-        self._inline = inline
-        self._has_keys = has_keys
-        self._listeners = listeners
+    _main: Environment
+    _withdrawals: Withdrawals
+    _policies: DelayPolicies
+    _inline: InlineMessages
+    _has_keys: Callable[[TopicState], bool]
+    _listeners: Sequence[StoreListener]
 
     def fetch(self, topic: TopicState, message_ids: Sequence[AnyId], *, moved: bool = False) -> None:
         """Fetch what is away and cancelling messages reads, or moving them. The firing gate is not held."""
@@ -327,18 +320,11 @@ class TopicWithdrawals:
 
     def cancelling(self, held: Held, topic: TopicState, ids: Sequence[MessageId]) -> Work[list[Outcome]]:
         """The unit of work of `cancel`, written before `held` ends; listeners hear of it then."""
-        outcomes: list[Outcome] = []
-        cancel = self._withdrawals.cancelling(held, topic.log, ids, keyed=self._has_keys(topic))
 
-        def work(transaction: Transaction) -> list[Outcome]:
-            outcomes[:] = cancel(transaction)
-            return outcomes
+        def told(count: int) -> None:
+            tell(self._listeners, StoreListener.cancelled, topic.name, count)
 
-        def tell_listeners() -> None:
-            tell(self._listeners, StoreListener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
-
-        held.stored.append(tell_listeners)
-        return work
+        return self._withdrawals.cancelling(held, topic.log, ids, told, keyed=self._has_keys(topic))
 
     def reschedule(
         self,
@@ -373,35 +359,23 @@ class TopicWithdrawals:
         ids = _checked(message_ids)
         batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
         self._policies.apply(topic.name, batch, now_ms)
-        work, new_ids = self._moving(held, topic, ids, batch.dues.tolist())
-        overridden = batch.overridden
-        if overridden is not None:
-            held.stored.append(
-                lambda: self._policies.stored(topic.name, overridden[[each is not None for each in new_ids]])
-            )
-        return work
+        overridden = batch.overridden is not None and bool(batch.overridden.all())  # they ask for one time
+
+        def told(count: int) -> None:
+            tell(self._listeners, StoreListener.rescheduled, topic.name, count)
+            self._policies.stored(topic.name, count if overridden else 0)
+
+        return self._withdrawals.rescheduling(held, topic.log, ids, batch.dues.tolist(), told)
 
     def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
         """Make a message due now, whatever the delay policies. Returns its new id."""
+
+        def told(count: int) -> None:
+            tell(self._listeners, StoreListener.rescheduled, topic.name, count)
+
         with Held() as held:
-            return self._main.write(self._moving(held, topic, _checked([message_id]), [now_ms])[0])[0]
-
-    def _moving(
-        self, held: Held, topic: TopicState, ids: list[MessageId], dues: list[int]
-    ) -> tuple[Work[list[MessageId | None]], list[MessageId | None]]:
-        """The unit of work that gives messages new due times, and what it has given last."""
-        new_ids: list[MessageId | None] = []
-        move = self._withdrawals.rescheduling(held, topic.log, ids, dues)
-
-        def work(transaction: Transaction) -> list[MessageId | None]:
-            new_ids[:] = move(transaction)
-            return new_ids
-
-        def tell_listeners() -> None:
-            tell(self._listeners, StoreListener.rescheduled, topic.name, len(new_ids) - new_ids.count(None))
-
-        held.stored.append(tell_listeners)
-        return work, new_ids
+            work = self._withdrawals.rescheduling(held, topic.log, _checked([message_id]), [now_ms], told)
+            return self._main.write(work)[0]
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
         """Return the position of a message in the main log; None: it has none."""
