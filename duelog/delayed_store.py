@@ -210,7 +210,7 @@ class DelayedStore:
         )
 
     def _send_batch(self, messages: Any, *, allow_past: bool, also: GroupAlso | None = None) -> list[MessageId]:
-        sender, engine = self._engine.sender_to_topics(), self._engine
+        engine = self._engine
         engine.check_writable()
         if isinstance(messages, (Message, str, bytes)) or not isinstance(messages, Iterable):
             raise InvalidArgument("messages", messages, "expected a sequence of (topic, Message)")
@@ -231,7 +231,7 @@ class DelayedStore:
                 place = places[given] = names.setdefault(name, len(names))
             owners.append(place)
             checked.append(message)
-        ids = sender.send(list(names), owners, checked, allow_past=allow_past, also=also).to_list()
+        ids = engine.sending.store.send(list(names), owners, checked, allow_past=allow_past, also=also).to_list()
         self._engine.settle(*names)
         return ids
 

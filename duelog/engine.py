@@ -43,17 +43,17 @@ from duelog.store.position import MessageId, Position
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .census import Census
-from .keyed_messages import KeyedMessages, TopicKeys
 from .metrics import Instruments, StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
 from .operations.operation import Ask
 from .operations.wire_peer import Admit
 from .operations.wire_server import WireServer
 from .sending.delay_policies import DelayPolicies
+from .sending.keyed_messages import KeyedMessages, TopicKeys
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
 from .sending.sender import Sender
-from .sending.topic_sender import StoreSender, TopicSender, TopicWithdrawals
+from .sending.topic_sender import StoreSender, TopicWithdrawals
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
 from .stats import ClientPart, ClientStats, Figures
@@ -125,8 +125,18 @@ class Sending:
         self.producers = Producers(storage.main)
         self.sender = sender = Sender(storage.partitions, config, run_limits, engine.wal_writer, policies, quotas)
         self.keyed = KeyedMessages(storage, engine.topics, policies, quotas, sender, pending.keys, pending.withdrawals)
-        put = PutWriter(sender, policies, self.producers.of, self.keyed.send_all).write
+        put = PutWriter(sender, policies, self.producers, self.keyed).write
         self.outbox = Outbox(put, config.max_in_flight_bytes, sender.group_bytes, storage.path, engine.settle)
+        self.store = StoreSender(
+            engine.topics,
+            policies,
+            sender,
+            self.outbox,
+            self.producers,
+            self.keyed,
+            engine.writing_at,
+            config.max_message_bytes,
+        )
 
 
 class Upkeep:
@@ -286,29 +296,6 @@ class Engine:
             if shipping is None or writer is None:
                 raise NotReplicated(f"store {self.storage.path}", "is open without `replica`, its copy")
             shipping.wait_for(writer.segments.next_place())
-
-    def sender_to(self, name: TopicName) -> TopicSender:
-        return TopicSender(
-            name,
-            self.topics,
-            self.policies,
-            self.sending.sender,
-            self.sending.outbox,
-            self.sending.producers.of,
-            self.sending.keyed.send_all,
-            self.writing_at,
-            self.storage.config.max_message_bytes,
-        )
-
-    def sender_to_topics(self) -> StoreSender:
-        return StoreSender(
-            self.topics,
-            self.policies,
-            self.sending.sender,
-            self.sending.keyed.send_all,
-            self.writing_at,
-            self.storage.config.max_message_bytes,
-        )
 
     def place_of(self, topic: TopicState, field: str, given: Position) -> Position:
         """Return the position in the main log: a delayed message's marker, any other position unchanged.

@@ -52,7 +52,7 @@ class Topic:
 
         Made when it is first used: most topics of a list of them send nothing.
         """
-        return self._engine.sender_to(self._name)
+        return TopicSender(self._name, self._engine.sending.store)
 
     @property
     def name(self) -> str:
@@ -98,10 +98,7 @@ class Topic:
         """
         sender, dedup = self.sender, Dedup.checked(dedup_key, dedup_for, replace)
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
-        if dedup is not None:
-            message_id = self._engine.sending.keyed.send(self._name, encoded, dedup, self._engine.writing_at)
-        else:
-            message_id = sender.send(encoded)
+        message_id = sender.send(encoded, dedup)
         self._await_copy()
         return message_id
 

@@ -31,7 +31,7 @@ from duelog.store.wal.write_batch import WriteBatch
 
 from .delivery.position_set import group_by_ledger
 from .engine import Engine
-from .keyed_messages import KeyChanged
+from .sending.keyed_messages import KeyChanged
 from .subscription import Subscription
 from .topic import Topic
 from .topics.topic_state import SubscriptionState, TopicState

@@ -10,6 +10,7 @@ Messages with deduplication keys are sent as a batch of such, with those that we
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap64
@@ -22,13 +23,13 @@ from duelog.store.message import Dedup
 from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
-from ..topics.producer_state import NumbersStored, ProducerState
+from ..topics.producer_state import NumbersStored, Producers, ProducerState
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
+from .keyed_messages import KeyedMessages
 from .log_append import PlaceAlso, Stored
 from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
 from .sender import Sender
-from .topic_sender import SendKeyed
 
 _FEW = 6
 """So many messages without keys are appended one by one, which a batch is too much work for."""
@@ -54,21 +55,14 @@ class _Group:
             producer.write(batch, numbers)
 
 
+@dataclass(eq=False, repr=False)
 class PutWriter:
     """Writes the messages of an outbox. For its thread."""
 
-    def __init__(
-        self,
-        sender: Sender,
-        policies: DelayPolicies,
-        producer: Callable[[TopicState, str], ProducerState],
-        keyed: SendKeyed,
-    ) -> None:
-        """`producer` gives what a topic knows of a producer, by its name; `keyed` sends batches with keys."""
-        self._sender = sender
-        self._policies = policies
-        self._producer = producer
-        self._keyed = keyed
+    _sender: Sender
+    _policies: DelayPolicies
+    _producers: Producers
+    _keyed: KeyedMessages
 
     def write(self, items: Sequence[Outgoing], *, again: bool = True) -> Sequence[PutOutcome]:
         """Store the messages not stored yet, in one group of the write-ahead log; returns the outcome of each.
@@ -109,7 +103,7 @@ class PutWriter:
             topic = item.topic(item.now_ms)
             also: PlaceAlso | None = None
             if numbers is not None:
-                producer = self._producer(topic, numbers.producer)
+                producer = self._producers.of(topic, numbers.producer)
                 if not (wanted := producer.unstored(numbers.first, numbers.last)):
                     return DUPLICATE
 
@@ -163,7 +157,7 @@ class PutWriter:
 
     def _take(self, topic: TopicState, numbers: Numbers, group: _Group) -> bool | None:
         """Add a message's numbers to the group's; None: all are stored, False: all are in the group."""
-        producer = self._producer(topic, numbers.producer)
+        producer = self._producers.of(topic, numbers.producer)
         wanted = producer.unstored(numbers.first, numbers.last)
         if not wanted:
             return None
@@ -189,7 +183,7 @@ class PutWriter:
         also = group.write_numbers if group.numbers else None
         if group.dedups:
             batch.dedups = group.dedups
-            ids = self._keyed(list(group.topics), owners, batch, now_ms, also, policies=False)
+            ids = self._keyed.send_all(list(group.topics), owners, batch, now_ms, also, policies=False)
         else:
             ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
         for row, message_id in zip(group.rows, ids.to_list(), strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,35 +28,18 @@ from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds, Position
 
 from ..topics.inline import InlineMessages
-from ..topics.producer_state import ProducerState
+from ..topics.producer_state import Producers
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
+from .keyed_messages import EncodedMessage, KeyedMessages
 from .log_append import Also, GroupAlso, at_place, at_places
 from .outbox import Done, Numbers, Outbox, Outgoing
-from .sender import Places, Sender
+from .sender import Sender
 
 _KEY_BYTES = 512
 """Most bytes of the record of a key in the log."""
 
-
-class SendKeyed(Protocol):
-    """A `Sender.send_all` for a batch with deduplication keys (keyed_messages.py)."""
-
-    def __call__(
-        self,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        also: GroupAlso | None = None,
-        *,
-        policies: bool,
-    ) -> MessageIds: ...
-
-
-EncodedMessage = tuple[int, bytes, int]
-"""The due time that one message asks for, its body, and the time at which it was encoded (epoch ms)."""
 
 DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
 """Due times of payloads: for each (ints, or an integer array), or one for all."""
@@ -65,31 +48,11 @@ DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
 class TopicSender:
     """Sends to one topic, which comes into being with the first message. Thread-safe."""
 
-    def __init__(
-        self,
-        name: TopicName,
-        topics: Topics,
-        policies: DelayPolicies,
-        sender: Sender,
-        outbox: Outbox,
-        producer: Callable[[TopicState, str], ProducerState],
-        keyed: SendKeyed,
-        writing_at: Callable[[], int],
-        max_message_bytes: int,
-    ) -> None:
-        """`writing_at` gives the time of a store that can be written to; it raises ClosedError, StoreFailed.
-
-        `producer`, `keyed`: as of `PutWriter`.
-        """
+    def __init__(self, name: TopicName, store: StoreSender) -> None:
         self._name = name
-        self._topics = topics
-        self._policies = policies
-        self._sender = sender
-        self._outbox = outbox
-        self._producer = producer
-        self._keyed = keyed
-        self._writing_at = writing_at
-        self._max_bytes = max_message_bytes
+        self._store = store
+        self._policies, self._sender, self._writing_at = store.policies, store.sender, store.writing_at
+        self._max_bytes = store.max_message_bytes
         self._loaded: TopicState | None = None
         self._find_topic = self.topic
         """One object for all messages of this face."""
@@ -98,7 +61,7 @@ class TopicSender:
         """The topic, created where there is none."""
         state = self._loaded
         if state is None or state.deleted:
-            state = self._loaded = self._topics.get_or_create(self._name, now_ms)
+            state = self._loaded = self._store.topics.get_or_create(self._name, now_ms)
         return state
 
     def encode_one(
@@ -120,8 +83,10 @@ class TopicSender:
         )
         return due_ms, body, now_ms
 
-    def send(self, encoded: EncodedMessage) -> MessageId:
+    def send(self, encoded: EncodedMessage, dedup: Dedup | None = None) -> MessageId:
         """Append one message, delay policies applied."""
+        if dedup is not None:
+            return self._store.keyed.send(self._name, encoded, dedup, self._writing_at)
         due_ms, body, now_ms = encoded
         due_ms, overridden = self._policies.apply_one(self._name, due_ms, now_ms)
         message_id = self._sender.send_one(self.topic(now_ms), due_ms, body, now_ms)
@@ -163,11 +128,13 @@ class TopicSender:
 
     def put(self, item: Outgoing, *, wait: bool) -> bool:
         """The second half of `Topic.put`."""
-        return self._outbox.put(item, wait=wait)
+        return self._store.outbox.put(item, wait=wait)
 
     def _is_stored(self, numbers: Numbers) -> bool:
-        topic = self._topics.find(self._name)
-        return topic is not None and not self._producer(topic, numbers.producer).unstored(numbers.first, numbers.last)
+        topic = self._store.topics.find(self._name)
+        return topic is not None and not self._store.producers.of(topic, numbers.producer).unstored(
+            numbers.first, numbers.last
+        )
 
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool) -> MessageIds:
         """See `Topic.send_batch`."""
@@ -228,7 +195,9 @@ class TopicSender:
         ids = []
         for start, limit in self._sender.pieces(batch, _KEY_BYTES):
             numbered = None if also is None else at_places(also, range(start, limit))
-            ids.append(self._keyed([topic], None, batch.part(start, limit), now_ms, numbered, policies=policies))
+            ids.append(
+                self._store.keyed.send_all([topic], None, batch.part(start, limit), now_ms, numbered, policies=policies)
+            )
         return MessageIds.joined(ids)
 
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
@@ -243,25 +212,21 @@ class TopicSender:
         return self._sender.send(topic, batch, now_ms, also)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class StoreSender:
-    """Sends to several topics of a store as one atomic group; they come into being with it. Thread-safe."""
+    """Sends to several topics of a store as one atomic group; they come into being with it. Thread-safe.
 
-    def __init__(
-        self,
-        topics: Topics,
-        policies: DelayPolicies,
-        sender: Sender,
-        keyed: SendKeyed,
-        writing_at: Callable[[], int],
-        max_message_bytes: int,
-    ) -> None:
-        """`keyed`, `writing_at`: as of `TopicSender`."""
-        self._topics = topics
-        self._policies = policies
-        self._sender = sender
-        self._keyed = keyed
-        self._writing_at = writing_at
-        self._max_bytes = max_message_bytes
+    writing_at: gives the time of a store that can be written to; it raises ClosedError, StoreFailed.
+    """
+
+    topics: Topics
+    policies: DelayPolicies
+    sender: Sender
+    outbox: Outbox
+    producers: Producers
+    keyed: KeyedMessages
+    writing_at: Callable[[], int]
+    max_message_bytes: int
 
     def send(
         self,
@@ -276,18 +241,18 @@ class StoreSender:
 
         Every name is one of an owner. `also` writes more in the group.
         """
-        now_ms = self._writing_at()
-        batch = encode_batch(messages, now_ms, self._max_bytes, allow_past=allow_past)
+        now_ms = self.writing_at()
+        batch = encode_batch(messages, now_ms, self.max_message_bytes, allow_past=allow_past)
         if not len(batch):
             return MessageIds.run(0, 0, 0)
         column = np.array(owners, dtype=np.intp)
         if not batch.dedups:
-            self._policies.apply_each(names, column, batch, now_ms)
-        self._sender.refuse_too_large(batch, column)
-        topics = self._topics.get_or_create_all(names, now_ms)
+            self.policies.apply_each(names, column, batch, now_ms)
+        self.sender.refuse_too_large(batch, column)
+        topics = self.topics.get_or_create_all(names, now_ms)
         if batch.dedups:
-            return self._keyed(topics, column, batch, now_ms, also, policies=True)
-        return self._sender.send_all(topics, column, batch, now_ms, also)
+            return self.keyed.send_all(topics, column, batch, now_ms, also, policies=True)
+        return self.sender.send_all(topics, column, batch, now_ms, also)
 
 
 _STATES = {

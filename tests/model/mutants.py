@@ -20,7 +20,6 @@ from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.due_reader import DueReader
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
-from duelog.keyed_messages import TopicKeys
 from duelog.markers import reader, withdrawal
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
@@ -30,6 +29,7 @@ from duelog.metrics import StoreMetrics
 from duelog.partitions import producer_numbers as producers
 from duelog.partitions.partition import Partition
 from duelog.sending.delay_policies import DelayPolicies
+from duelog.sending.keyed_messages import TopicKeys
 from duelog.stats import Figures
 from duelog.store.codec.frontier import HELD
 from duelog.store.codec.run import fields_of_message

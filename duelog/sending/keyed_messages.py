@@ -56,17 +56,19 @@ from duelog.store.policy.pending_quotas import PendingQuotas, Wanted
 from duelog.store.position import FoundId, MessageId, MessageIds
 from duelog.store.wal.write_batch import WriteBatch
 
-from .sending.delay_policies import DelayPolicies
-from .sending.log_append import GroupAlso, Stored
-from .sending.sender import Places, Sender
-from .sending.topic_sender import EncodedMessage
-from .sending.wal_writer import Work as GroupWork
-from .topics.topic_list import Topics
-from .topics.topic_state import TopicState
+from ..topics.topic_list import Topics
+from ..topics.topic_state import TopicState
+from .delay_policies import DelayPolicies
+from .log_append import GroupAlso, Stored
+from .sender import Places, Sender
+from .wal_writer import Work as GroupWork
 
 _LOCKS = 1_024
 """Two keys that share one wait for each other."""
 
+
+EncodedMessage = tuple[int, bytes, int]
+"""The due time that one message asks for, its body, and the time at which it was encoded (epoch ms)."""
 
 Looked = tuple[KeyRecord | None, Partition | None]
 """The record of a key, and the partition of its message if that is pending."""
