@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
-from zlib import crc32
 
 from duelog.cleanup.sweep import sweep
 from duelog.delivery.delivery_log import recount
@@ -32,6 +31,7 @@ from duelog.store.clock import Clock, StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionInfo, PartitionState
 from duelog.store.codec.run import RunLimits
+from duelog.store.codec.sealed_json import pack_json, unpack_json
 from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Follow, Memtable, Publication, Reads, applied_position, refuse_ahead
@@ -230,8 +230,7 @@ def _create(path: Path, config: StoreConfig) -> Identity:
 def write_identity(path: Path, identity: Identity) -> None:
     """Write the STORE file, which makes a directory a store: what it needs is there. Raises OSError."""
     fields = {"format": STORE_VERSION, "store_id": identity.store_id.hex(), "partition_ms": identity.partition_ms}
-    fields["crc"] = _checksum(fields)
-    write_file(path / "STORE", json.dumps(fields).encode() + b"\n")
+    write_file(path / "STORE", pack_json(fields))
 
 
 def read_identity(path: Path, config: StoreConfig) -> Identity:
@@ -242,14 +241,13 @@ def read_identity(path: Path, config: StoreConfig) -> Identity:
     except DamagedStore as error:
         raise FormatMismatch(path, "STORE", None, "a STORE file") from error
     try:
-        fields = json.loads(content)
-        checksum = fields.pop("crc")
+        fields, is_whole = unpack_json(content)
         version = fields["format"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError) as error:
         raise DamagedStore(path / "STORE", f"cannot be read: {content[:80]!r}") from error
     if version != STORE_VERSION:
         raise FormatMismatch(path, "format", version, STORE_VERSION)
-    if checksum != _checksum(fields):
+    if not is_whole:
         raise DamagedStore(path / "STORE", "does not match its checksum")
     if fields["partition_ms"] != config.partition_ms:
         raise FormatMismatch(path, "partition_ms", fields["partition_ms"], config.partition_ms)
@@ -327,10 +325,6 @@ def refuse_lost_entries(main: Environment, partitions: PartitionSet) -> int:
                 "when it last fired: entries were lost",
             )
     return max((record.due_ms for _, _, record in begun), default=0)
-
-
-def _checksum(fields: dict[str, object]) -> int:
-    return crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 class OpenState:

@@ -14,11 +14,10 @@ No other process is told, and nothing of it is in the log or the catalog: who ap
 While directories change no commit is made to the one that goes, and none afterwards (`Environment.superseded`).
 """
 
-import json
 from pathlib import Path
 from typing import NamedTuple, Self
-from zlib import crc32
 
+from ..store.codec.sealed_json import pack_json, unpack_json
 from ..store.errors import DamagedStore
 from ..store.files.system_errors import explained
 
@@ -58,7 +57,7 @@ class Away(NamedTuple):
     def pack(self) -> bytes:
         """The content of the file AWAY."""
         fields = {"format": _FORMAT, "url": self.url, "pieces": [list(piece) for piece in self.pieces]}
-        return json.dumps({**fields, "crc": crc32(json.dumps(fields, sort_keys=True).encode())}).encode() + b"\n"
+        return pack_json(fields)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -66,12 +65,11 @@ class Away(NamedTuple):
         with explained(directory / AWAY):
             content = (directory / AWAY).read_bytes()
         try:
-            fields = json.loads(content)
-            crc = fields.pop("crc")
+            fields, is_whole = unpack_json(content)
             pieces = tuple(Piece(*piece) for piece in fields["pieces"])
-            if fields["format"] == _FORMAT and crc == crc32(json.dumps(fields, sort_keys=True).encode()):
+            if fields["format"] == _FORMAT and is_whole:
                 return cls(fields["url"], pieces)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError):
             pass
         raise DamagedStore(directory / AWAY, f"cannot be read: {content[:80]!r}")
 

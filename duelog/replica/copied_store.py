@@ -23,6 +23,7 @@ from duelog.opening import Identity, fill, write_identity
 from duelog.partitions.partition import partition_path
 from duelog.partitions.partition_set import build_partition
 from duelog.partitions.timespan import directory_name
+from duelog.store.batches import batches
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from duelog.store.codec.run import RunLimits
@@ -35,12 +36,12 @@ from duelog.store.files.directory import remove_tree
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
-from duelog.store.wal.segment import MAIN, Group, RowKind
+from duelog.store.wal.segment import MAIN, RowKind
 from duelog.store.wal.wal_reader import DIRECTORY
 
 from .bucket import MANIFESTS, Bucket
 from .file_download import put_file
-from .identity import store_object
+from .identity import copied_identity
 from .manifest import MAIN_START, Manifest, ReplicaFile, read_manifest
 from .restoring import ReplicaLog
 
@@ -87,21 +88,10 @@ class CopiedEnvironment(NamedTuple):
             for file in manifest.files:
                 put_file(bucket, file, path, flush=False)
             if self.after is not None:
-                for rows in _applied(path, name, start_ms, self.after, map(rows_by_environment, _slices(log.more()))):
+                slices = batches(log.more(), lambda group: len(group.content), _SLICE_BYTES)
+                for rows in _applied(path, name, start_ms, self.after, map(rows_by_environment, slices)):
                     heard(rows)
         return log
-
-
-def _slices(groups: Iterable[Group]) -> Iterator[list[Group]]:
-    found: list[Group] = []
-    size = 0
-    for group in groups:
-        found.append(group)
-        size += len(group.content)
-        if size >= _SLICE_BYTES:
-            yield found
-            found, size = [], 0
-    yield found
 
 
 def _applied(path: Path, name: str, start_ms: int, after: int, slices: Iterable[Rows]) -> Iterator[Rows]:
@@ -146,9 +136,7 @@ def open_copy(url: str) -> Iterator[CopiedStore]:
     ReplicaRefused, ReplicaDamaged, ReplicaUnreachable, StoreFull.
     """
     bucket = Bucket(url)
-    identity = store_object(bucket)
-    if identity is None:
-        raise ReplicaRefused(url, "holds no copy of a store: there is no STORE")
+    identity = copied_identity(bucket)
     damaged: list[str] = []
     for seq in reversed(bucket.manifests()):
         with TemporaryDirectory(prefix="duelog-copy-") as made:

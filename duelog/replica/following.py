@@ -26,7 +26,7 @@ from duelog.store.wal.segment import place_of
 
 from .bucket import AlreadyThere, Bucket, log_name
 from .identity import Shipped, read_shipped, store_object
-from .log_object import FENCE, RESIGNED, LogObject, Owner, crc_of, unpack
+from .log_object import FENCE, RESIGNED, LogObject, Owner, find_object, read_object
 from .manifest import read_manifest
 from .restoring import MARK, ReplicaLog, Restoring
 from .set_aside import set_aside
@@ -51,8 +51,7 @@ def failure_of(store: DelayedStore) -> DuelogError | None:
 def last_object(bucket: Bucket) -> LogObject | None:
     """The last object of a log; None: it has none. Raises ReplicaDamaged, ReplicaUnreachable."""
     numbers = bucket.numbers()
-    content = bucket.read(numbers[-1]) if numbers else None
-    return None if content is None else unpack(bucket.url, log_name(numbers[-1]), content)[0]
+    return find_object(bucket, numbers[-1]) if numbers else None
 
 
 class Standby:
@@ -189,10 +188,7 @@ class Standby:
                 _log.error("%s", error)
                 continue
             if log.before is None and log.seq > 1:  # nothing lies behind the files: the object before says who leads
-                content = self._bucket.read(log.seq - 1)
-                if content is None:
-                    raise ReplicaDamaged(self._bucket.url, log_name(log.seq - 1), "is missing")
-                log.before, log.crc = unpack(self._bucket.url, log_name(log.seq - 1), content)[0], crc_of(content)
+                log.before = read_object(self._bucket, log.seq - 1)._replace(raw=())
             self._log, self._restoring = log, restoring
             return
 
@@ -208,7 +204,7 @@ class Standby:
             last.end,
             place_of(max(last.end >> 32, number) + 1, 0),  # places go on ascending
             SystemClock().now_ms(),
-            0 if self._log is None else self._log.crc,
+            last.crc,
             str(self._owner),
             kind=FENCE,
         )

@@ -13,9 +13,9 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from duelog.partitions.away import Away, directory_in_use, rests
+from duelog.store.codec.sealed_json import pack_json, unpack_json
 from duelog.store.errors import ForkFound, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import children, write_file
 
@@ -67,15 +67,22 @@ def store_object(bucket: Bucket) -> tuple[bytes, int] | None:
     if content is None:
         return None
     try:
-        fields = json.loads(content)
-        crc = fields.pop("crc")
-        if crc != crc32(json.dumps(fields, sort_keys=True).encode()):
+        fields, is_whole = unpack_json(content)
+        if not is_whole:
             raise ReplicaRefused(bucket.url, "STORE does not match its checksum")
         if fields["format"] != FORMAT:
             raise ReplicaRefused(bucket.url, f"is of format {fields['format']}, expected {FORMAT}")
         return bytes.fromhex(fields["store_id"]), int(fields["partition_ms"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ReplicaRefused(bucket.url, "STORE cannot be read: this is no copy of a store") from error
+
+
+def copied_identity(bucket: Bucket) -> tuple[bytes, int]:
+    """What `store_object` gives, of a copy: ReplicaRefused where there is no STORE either."""
+    found = store_object(bucket)
+    if found is None:
+        raise ReplicaRefused(bucket.url, "holds no copy of a store: there is no STORE")
+    return found
 
 
 def claim(bucket: Bucket, path: Path, store_id: bytes, partition_ms: int) -> Shipped:
@@ -92,9 +99,7 @@ def claim(bucket: Bucket, path: Path, store_id: bytes, partition_ms: int) -> Shi
                 f"days of this store are in {url} alone: open it with that `replica`, and without `max_local_bytes`, "
                 "until `duelog stats` says of none that it is away",
             )
-    fields: dict[str, Any] = {"format": FORMAT, "store_id": store_id.hex(), "partition_ms": partition_ms}
-    fields["crc"] = crc32(json.dumps(fields, sort_keys=True).encode())
-    content = json.dumps(fields).encode() + b"\n"
+    content = pack_json({"format": FORMAT, "store_id": store_id.hex(), "partition_ms": partition_ms})
     with suppress(AlreadyThere):
         bucket.create(STORE, content)
     found = store_object(bucket)

@@ -29,6 +29,8 @@ from duelog.store.codec.checksum import crc32
 from duelog.store.errors import ReplicaDamaged
 from duelog.store.wal.segment import Group, RawGroup
 
+from .bucket import Bucket, log_name
+
 _log = logging.getLogger("duelog.replica")
 
 MAGIC = b"DUELOGLO"
@@ -76,6 +78,8 @@ class LogObject(NamedTuple):
     owner: str
     raw: Sequence[RawGroup] = ()
     kind: int = GROUPS
+    crc: int = 0
+    """Its checksum, of one that was read."""
 
     @property
     def maker(self) -> Owner:
@@ -115,6 +119,20 @@ def _head_bytes(content: bytes | bytearray | memoryview) -> int:
     return _HEADER.size + int(owner_length) + int(count) * _INDEX.size
 
 
+def find_object(bucket: Bucket, seq: int) -> LogObject | None:
+    """The log object of a number; None: there is none. Raises ReplicaDamaged, ReplicaUnreachable."""
+    content = bucket.read(seq)
+    return None if content is None else unpack(bucket.url, log_name(seq), content)[0]
+
+
+def read_object(bucket: Bucket, seq: int) -> LogObject:
+    """The log object of a number, which is there. Raises as `find_object`."""
+    found = find_object(bucket, seq)
+    if found is None:
+        raise ReplicaDamaged(bucket.url, log_name(seq), "is missing")
+    return found
+
+
 def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]:
     """Read a log object, and verify its groups. Raises ReplicaDamaged, which names it.
 
@@ -144,4 +162,4 @@ def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]
         groups.append(group)
     if at != len(content):
         raise ReplicaDamaged(url, name, f"has {len(content)} bytes, not {at}")
-    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, raws, kind), groups
+    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, raws, kind, crc_of(content)), groups

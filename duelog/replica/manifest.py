@@ -5,10 +5,9 @@ one, so it is put after it. Its files are LMDB environments, copied compacted. O
 generation and the last group that is applied in it, and lies in the bucket once.
 """
 
-import json
 from typing import Any, NamedTuple, Self
-from zlib import crc32
 
+from duelog.store.codec.sealed_json import pack_json, unpack_json
 from duelog.store.errors import ReplicaDamaged, ReplicaRefused
 
 from .bucket import Bucket, manifest_name
@@ -80,8 +79,7 @@ class Manifest(NamedTuple):
             "taken_ms": self.taken_ms,
             "files": [_fields_of(each) for each in self.files],
         }
-        fields["crc"] = crc32(json.dumps(fields, sort_keys=True).encode())
-        return json.dumps(fields, indent=1).encode() + b"\n"
+        return pack_json(fields, indent=1)
 
     def _format(self) -> int:
         if any(each.after is not None for each in self.files):
@@ -92,9 +90,9 @@ class Manifest(NamedTuple):
     def unpack(cls, url: str, name: str, content: bytes) -> Self:
         """Raises ReplicaDamaged, which names the object, ReplicaRefused for another format."""
         try:
-            fields = json.loads(content)
-            crc, version = fields.pop("crc"), fields["format"]
-            if crc != crc32(json.dumps(fields, sort_keys=True).encode()):
+            fields, is_whole = unpack_json(content)
+            version = fields["format"]
+            if not is_whole:
                 raise ReplicaDamaged(url, name, "does not match its checksum")
             if version not in FORMATS:
                 raise ReplicaRefused(url, f"{name} is of format {version}, expected {FORMATS[-1]}")

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from duelog.store.errors import ReplicaDamaged, ReplicaRefused
+from duelog.store.errors import ReplicaDamaged
 from duelog.store.wal.wal_reader import WalFollower
 
-from .bucket import FILES, LOG, Bucket, log_name
-from .identity import REPLICA, store_object
-from .log_object import Owner, unpack
+from .bucket import FILES, LOG, Bucket
+from .identity import REPLICA, copied_identity
+from .log_object import Owner, find_object
 from .pruning import read_manifests
 
 
@@ -51,23 +51,19 @@ def shipped_to(path: Path) -> str | None:
 
 def replica_status(bucket: Bucket, store: Path | None = None) -> ReplicaStatus:
     """Look at a copy, and with `store` at the directory that ships to it. Raises ReplicaRefused, ReplicaUnreachable."""
-    identity = store_object(bucket)
-    if identity is None:
-        raise ReplicaRefused(bucket.url, "holds no copy of a store: there is no STORE")
+    identity = copied_identity(bucket)
     manifests, damaged = read_manifests(bucket)
     log, files = bucket.listing(LOG), bucket.listing(FILES)
     seq = max((int(each.name.rpartition("/")[2]) for each in log), default=0)
-    content = bucket.read(seq) if seq else None
     errors = [str(error) for error in damaged]
     end, last_ms = 0, manifests[-1].taken_ms if manifests else None
     epoch, maker = 0, Owner("")
-    if content is not None:
-        try:
-            last, _ = unpack(bucket.url, log_name(seq), content)
+    try:
+        if (last := find_object(bucket, seq) if seq else None) is not None:
             epoch, maker = last.epoch, last.maker
             end, last_ms = last.end, max(last.time_ms, last_ms or 0) if manifests else None
-        except ReplicaDamaged as error:
-            errors.append(str(error))
+    except ReplicaDamaged as error:
+        errors.append(str(error))
     behind = None
     if store is not None:
         groups = WalFollower(store, identity[0]).follow()

@@ -36,8 +36,8 @@ from duelog.store.wal.wal_reader import DIRECTORY, write_wal
 
 from .bucket import MANIFESTS, Bucket, log_name
 from .file_download import put_file
-from .identity import store_object
-from .log_object import LogObject, crc_of, unpack
+from .identity import copied_identity
+from .log_object import LogObject, unpack
 from .manifest import MAIN_START, Manifest, read_manifest
 from .takeover import renew_ids
 
@@ -85,7 +85,6 @@ class ReplicaLog:
     """The number that is read next."""
     before: LogObject | None = None
     """The object before it, if that was read."""
-    crc: int = 0
     _read: int = -1
 
     def __post_init__(self) -> None:
@@ -127,11 +126,11 @@ class ReplicaLog:
             raise ReplicaDamaged(self.bucket.url, name, error.reason.removeprefix(f"{name} ") + self._until()) from None
         if made.store_id != self.store_id or made.seq != seq:
             raise ReplicaRefused(self.bucket.url, f"{name} is of another store, or of another number")
-        if self.before is not None and made.prev_crc != self.crc:
+        if self.before is not None and made.prev_crc != self.before.crc:
             raise ForkFound(self.bucket.url, f"{name} does not follow the object before it: two writers{self._until()}")
         if self.before is not None:
             self._refuse_gap(self.before, made)
-        self.before, self.crc = made._replace(raw=()), crc_of(content)
+        self.before = made._replace(raw=())
         self.bytes += len(content)
         return made, groups
 
@@ -163,9 +162,7 @@ def restore(
     progress: called with the bytes read so far. Raises InvalidArgument, ReplicaRefused, ReplicaDamaged,
     ReplicaUnreachable, StoreFull.
     """
-    found = store_object(bucket)
-    if found is None:
-        raise ReplicaRefused(bucket.url, "holds no copy of a store: there is no STORE")
+    found = copied_identity(bucket)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument("DIR", str(target), "expected an empty directory, or none")
     staged = target.with_name(target.name + ".restoring")

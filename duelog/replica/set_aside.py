@@ -20,15 +20,15 @@ from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.config import StoreConfig
-from duelog.store.errors import CorruptEntry, DuelogError, ReplicaDamaged, ReplicaRefused
+from duelog.store.errors import CorruptEntry, DuelogError, ReplicaRefused
 from duelog.store.files.directory import make_directory, move, move_away, remove_tree, write_file
 from duelog.store.log import catalog
 from duelog.store.message import Message
 from duelog.store.wal.segment import Group, RowKind, place_of
 from duelog.store.wal.write_batch import single_rows
 
-from .bucket import Bucket, log_name
-from .log_object import FENCE, LogObject, unpack
+from .bucket import Bucket
+from .log_object import FENCE, read_object
 from .log_tail import LogLost, LogTail
 
 _log = logging.getLogger("duelog.replica")
@@ -105,15 +105,8 @@ def _end_of(bucket: Bucket, epoch: int) -> int:
     Raises ReplicaDamaged, ReplicaUnreachable; LogLost: the fence was pruned.
     """
     numbers = bucket.numbers()
-
-    def read(seq: int) -> LogObject:
-        content = bucket.read(seq)
-        if content is None:
-            raise ReplicaDamaged(bucket.url, log_name(seq), "is missing")
-        return unpack(bucket.url, log_name(seq), content)[0]
-
-    at = bisect_right(numbers, epoch, key=lambda seq: read(seq).epoch)
-    fence = read(numbers[at])
+    at = bisect_right(numbers, epoch, key=lambda seq: read_object(bucket, seq).epoch)
+    fence = read_object(bucket, numbers[at])
     if fence.kind != FENCE:
         raise LogLost("the end of what was shipped was pruned")
     return fence.begin

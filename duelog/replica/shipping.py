@@ -49,9 +49,9 @@ from duelog.store.limited_log import LimitedLog
 from duelog.store.wal.segment import RawGroup, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
-from .bucket import AlreadyThere, Bucket, log_name
+from .bucket import AlreadyThere, Bucket, log_name, manifest_name
 from .identity import Shipped, claim, read_shipped
-from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, unpack
+from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, find_object, read_object, unpack
 from .log_tail import KeptLog, LogLost, LogTail
 from .manifest import Manifest, read_manifest
 
@@ -581,10 +581,7 @@ class Shipping:
 
     def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> tuple[int, str]:
         """Look at the last object of the log; the place from which on this store's groups follow it, and its owner."""
-        content = self._bucket.read(seq)
-        if content is None:
-            raise ReplicaDamaged(self._bucket.url, log_name(seq), "is missing")
-        last, _ = unpack(self._bucket.url, log_name(seq), content)
+        last = read_object(self._bucket, seq)
         if last.maker.opening not in shipped.owners:
             if shipped.owners:
                 self._refuse_deposed(last.epoch, log_name(seq))
@@ -599,7 +596,7 @@ class Shipping:
                 f"{log_name(seq)} has groups up to {last.end}, the log in {self._path} ends at {next_place}: this "
                 "directory is older than its copy. Restore the copy, or give this one a new prefix",
             )
-        self._crc, self._end, self.epoch = crc_of(content), last.end, last.epoch
+        self._crc, self._end, self.epoch = last.crc, last.end, last.epoch
         return last.end, last.maker.opening
 
     def _refuse_deposed(self, epoch: int, what: str) -> None:
@@ -748,9 +745,8 @@ class Shipping:
     def _look(self, seq: int) -> None:
         """See that no other has led since. Raises Deposed, ReplicaUnreachable."""
         last = max(self._bucket.numbers(seq), default=0)
-        content = self._bucket.read(last) if last else None
-        if content is not None:
-            self._refuse_deposed(unpack(self._bucket.url, log_name(last), content)[0].epoch, log_name(last))
+        if (found := find_object(self._bucket, last) if last else None) is not None:
+            self._refuse_deposed(found.epoch, log_name(last))
         for number in self._bucket.manifests()[-1:]:
             self._refuse_deposed(read_manifest(self._bucket, number).epoch, f"the manifest at {number}")
 
@@ -849,7 +845,7 @@ class Shipping:
         begins = place_of(draft.manifest.oldest or 0, 0) if draft.needs_groups else draft.manifest.next_place
         first = self._first_from(begins)  # some objects may have been put since the instant
         manifest = draft.manifest._replace(seq=self._seq, first=first)
-        self._bucket.put(f"snap/{self._seq:016d}", manifest.pack())
+        self._bucket.put(manifest_name(self._seq), manifest.pack())
         self.manifest, self._draft, self._begins_anew = manifest, None, False
         self._note_gap(is_there=False)
         self._manifest_bytes, self._manifest_s = 0, self.elapsed()
@@ -864,10 +860,8 @@ class Shipping:
         seq = own[0] if own else self._seq + 1
         if self._ends and seq > self._ends[0][0]:
             return seq
-        while seq > 1 and (content := self._bucket.read(seq - 1)) is not None:  # put by an opening before
-            if unpack(self._bucket.url, log_name(seq - 1), content)[0].end <= place:
-                break
-            seq -= 1
+        while seq > 1 and (before := find_object(self._bucket, seq - 1)) is not None and before.end > place:
+            seq -= 1  # put by an opening before
         return seq
 
     # -- figures -----------------------------------------------------------------------------------
