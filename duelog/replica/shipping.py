@@ -18,6 +18,8 @@ Otherwise what happens to the copy never stops the store. Failures are logged, c
 shipping. Who is told of a change once it is in the copy waits here (`wait_for`), and many wait for one put.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
@@ -27,8 +29,9 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from duelog.sending.wal_segments import WalSegments
 from duelog.store.clock import Clock
 from duelog.store.config import GIB, StoreConfig
 from duelog.store.errors import (
@@ -54,6 +57,9 @@ from .identity import Shipped, claim, read_shipped
 from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, find_object, read_object, unpack
 from .log_tail import KeptLog, LogLost, LogTail
 from .manifest import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    from .manifest_files import ManifestFiles
 
 _log = logging.getLogger("duelog.replica")
 
@@ -105,18 +111,6 @@ class Draft(NamedTuple):
     """True where the log has groups that a restore from it applies."""
 
 
-class ManifestSource(Protocol):
-    """Makes manifests of an open store."""
-
-    def draft(self, before: Manifest | None) -> Draft | None:
-        """Copy what `before` does not have; None: broken off since the store closes."""
-        ...
-
-    def prune(self, newest: Manifest, now_ms: int) -> None:
-        """Remove what no restore needs any more."""
-        ...
-
-
 @dataclass(slots=True)
 class ShippingFigures:
     """Counts of an open store's shipping. seconds: of puts that were stored."""
@@ -156,26 +150,6 @@ class ShippingState(NamedTuple):
     leads: bool
 
 
-class LogSource(Protocol):
-    """The questions that shipping asks the log's writer."""
-
-    def flush(self) -> None:
-        """Wait until every group is on disk."""
-        ...
-
-    def next_place(self) -> int:
-        """The place of the next group; what is before it is written."""
-        ...
-
-    def oldest_segment(self) -> int:
-        """The first segment that a crash would need."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Have nothing be written any more."""
-        ...
-
-
 class Shipping:
     """Ships the log of one open store. Thread-safe; one thread ships at a time."""
 
@@ -208,8 +182,8 @@ class Shipping:
         self.elapsed = since_boot_s
         self._succeeded_s = self._looked_s = 0.0
         """When the last put began that was stored, and when the end of the log was last looked for, by `elapsed`."""
-        self._source: LogSource | None = None
-        self._manifests: ManifestSource | None = None
+        self._source: WalSegments | None = None
+        self._manifests: ManifestFiles | None = None
         self._working = threading.Lock()
         """Held by the thread that ships."""
         self._seq = 0
@@ -267,7 +241,7 @@ class Shipping:
 
     # -- the life of an opening --------------------------------------------------------------------
 
-    def begin(self, source: LogSource, manifests: ManifestSource, *, background: bool) -> None:
+    def begin(self, source: WalSegments, manifests: ManifestFiles, *, background: bool) -> None:
         """Ship from now on, by a thread if `background`; else `step` does. Raises ReplicaRefused."""
         self._source, self._manifests = source, manifests
         self._begin_place = source.next_place()
@@ -630,7 +604,7 @@ class Shipping:
             shipped.write(self._path)
             self._shipped = shipped
 
-    def _the_source(self) -> LogSource:
+    def _the_source(self) -> WalSegments:
         if self._source is None:
             raise ReplicaRefused(self._bucket.url, "shipping was not begun")
         return self._source
@@ -661,7 +635,7 @@ class Shipping:
                 self._reached = self._tail.place
                 self._tell(self._reached)
 
-    def _mark(self, source: LogSource) -> None:
+    def _mark(self, source: WalSegments) -> None:
         """Note up to where the log is written by now."""
         now_ms, place = self._clock.now_ms(), source.next_place()
         last = self._marks[-1][1] if self._marks else self._tail.place if self._tail is not None else 0
