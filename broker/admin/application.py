@@ -119,12 +119,10 @@ class Application:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         method = _METHODS.get(scheme.lower(), scheme)
         try:
-            if method not in self._authentication.methods:
-                return self._authentication.anonymous()
             data = given.strip().encode()
-            return await self._authentication.prove(
-                method, base64.b64decode(data, validate=True) if method == "basic" else data
-            )
+            if method == "basic" and method in self._authentication.methods:
+                data = base64.b64decode(data, validate=True)
+            return await self._authentication.prove(method, data)
         except (InvalidCredentials, binascii.Error, UnicodeEncodeError) as error:
             challenges = [_CHALLENGES[name] for name in self._authentication.methods if name in _CHALLENGES]
             raise HttpError(401, str(error), {"WWW-Authenticate": ", ".join(challenges)}) from error

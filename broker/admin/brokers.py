@@ -10,7 +10,7 @@ from ...delayed_store import DelayedStore
 from ..listing.memory_limits import NAMES, DynamicSettings
 from ..lookup.resources import Resources
 from ..lookup.topic_lookup import Urls
-from .http_request import HttpError, Reply, Request
+from .http_request import HttpError, Reply, Request, existing_namespace
 from .routing import Need, Route
 
 _BROKERS = "/admin/v2/brokers"
@@ -60,8 +60,7 @@ class Brokers:
         ]
 
     async def brokers(self, request: Request) -> list[str]:
-        if request.path.get("cluster", self._cluster) != self._cluster:
-            raise HttpError(404, f"cluster {request.path['cluster']} does not exist; this one is {self._cluster}")
+        require_cluster(request, self._cluster)
         return [self._addresses.broker_id]
 
     async def leader(self, request: Request) -> dict[str, str]:
@@ -100,6 +99,12 @@ class Brokers:
         await self._changeable.delete(request.path["name"])
 
 
+def require_cluster(request: Request, cluster: str) -> None:
+    """Raise HttpError 404 for a path that names another cluster than this one."""
+    if request.path.get("cluster", cluster) != cluster:
+        raise HttpError(404, f"cluster {request.path['cluster']} does not exist; this one is {cluster}")
+
+
 def _text(name: str, value: object) -> str:
     if "Secret" in name and value is not None:
         return "*****"
@@ -114,14 +119,13 @@ _TOPIC = "/lookup/v2/{kind}/persistent/{tenant}/{namespace}/{topic}"
 _BUNDLE = b"0x00000000_0xffffffff"
 
 
+@dataclass(eq=False)
 class RestLookup:
-    """For the event loop's thread alone."""
+    """For the event loop's thread alone. urls: of the binary protocol, by listener name."""
 
-    def __init__(self, resources: Resources, urls: Mapping[str, Urls], addresses: Addresses) -> None:
-        """urls: of the binary protocol, by listener name."""
-        self._resources = resources
-        self._urls = urls
-        self._addresses = addresses
+    _resources: Resources
+    _urls: Mapping[str, Urls]
+    _addresses: Addresses
 
     def routes(self) -> list[Route]:
         """The resource's routes; earlier clients say destination for topic."""
@@ -154,6 +158,5 @@ class RestLookup:
         return Reply(_BUNDLE, "text/plain")
 
     def _require(self, request: Request) -> None:
-        topic = request.topic.name
-        if self._resources.namespaces.get(topic.namespace_name) is None:
-            raise HttpError(404, f"namespace {topic.namespace_name} does not exist")
+        _ = request.topic  # refused where it is none
+        existing_namespace(self._resources, request)

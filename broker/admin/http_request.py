@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ...store.errors import InvalidArgument
 from ...store.names import validate_namespace_name
+from ..lookup.resources import Resources
 from ..lookup.topic_address import TopicAddress, stored_subscription
 
 T = TypeVar("T")
@@ -110,6 +111,15 @@ class Request:
         if not isinstance(found, dict):
             raise HttpError(412, "the body: expected a JSON object")
         return found
+
+
+def existing_namespace(resources: Resources, request: Request) -> str:
+    """The namespace of a path. HttpError 404 if there is none."""
+    namespace = request.namespace
+    if resources.namespaces.get(namespace) is None:
+        cure = f"PUT /admin/v2/namespaces/{namespace} makes it, with the topics that the store has of it"
+        raise HttpError(404, f"namespace {namespace} does not exist; {cure}")
+    return namespace
 
 
 def value_of(found: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:

@@ -21,6 +21,10 @@ from .http_request import HttpError, Request
 _BASE = ("admin", "lookup")
 """First words of Pulsar's paths."""
 
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
+TOPIC = TOPICS + "/{topic}"
+
 _LIST = "GET /duelog/v1/openapi.json lists what is offered"
 
 _NO_RATES = "rates are not limited; subscriptions are held by their permits, producers by unanswered sends"
@@ -219,18 +223,12 @@ def _is_parameter(part: str) -> bool:
     return part.startswith("{")
 
 
-class OpenApi:
-    """Answers with the document."""
+def with_document(routes: Sequence[Route]) -> list[Route]:
+    """Return the routes, and one that answers with the OpenAPI document of all."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = [*routes, *self.routes()]
-
-    def routes(self) -> list[Route]:
-        return [Route("GET", "/duelog/v1/openapi.json", self.document, "This document", Need.NOTHING)]
-
-    async def document(self, request: Request) -> dict[str, Any]:
+    async def document(_: Request) -> dict[str, Any]:
         paths: dict[str, dict[str, Any]] = {}
-        for route in sorted(self._routes, key=lambda route: (route.path, route.method)):
+        for route in sorted(found, key=lambda route: (route.path, route.method)):
             paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
         return {
             "openapi": "3.1.0",
@@ -245,6 +243,9 @@ class OpenApi:
             },
             "security": [{"token": []}, {"basic": []}, {}],
         }
+
+    found = [*routes, Route("GET", "/duelog/v1/openapi.json", document, "This document", Need.NOTHING)]
+    return found
 
 
 def _operation(route: Route) -> dict[str, Any]:

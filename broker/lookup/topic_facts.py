@@ -8,6 +8,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...store.errors import DocumentChanged
@@ -34,13 +35,13 @@ class StoredSchema(NamedTuple):
         return self.version.to_bytes(8, "big")
 
 
+@dataclass(eq=False)
 class TopicFacts:
     """The schemas and epochs of topics, by their names in the store."""
 
-    def __init__(self, documents: Documents, resources: Resources, access: TopicAccess) -> None:
-        self._documents = documents
-        self._resources = resources
-        self._access = access
+    _documents: Documents
+    _resources: Resources
+    _access: TopicAccess
 
     async def get_schema(self, peer: Peer, command: commands.GetSchema) -> None:
         """Answer with the version asked for, or the last. Raises Refused."""

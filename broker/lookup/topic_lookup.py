@@ -6,6 +6,7 @@ LOOKUP and PARTITIONED_METADATA answer where a topic is, and how many partitions
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...delayed_store import DelayedStore
@@ -28,13 +29,13 @@ class Urls(NamedTuple):
     tls: str = ""
 
 
+@dataclass(eq=False)
 class TopicAccess:
     """Finds and makes topics for connections. Of the event loop's thread."""
 
-    def __init__(self, store: DelayedStore, resources: Resources, permissions: Permissions) -> None:
-        self._store = store
-        self._resources = resources
-        self._permissions = permissions
+    _store: DelayedStore
+    _resources: Resources
+    _permissions: Permissions
 
     def admit(self, role: str | None, text: str, *actions: Action) -> TopicAddress:
         """The topic that a name means, for a role that may do one of the actions, in a namespace that exists.
@@ -90,14 +91,13 @@ class TopicAccess:
         return self._resources.partitions(address.name)
 
 
+@dataclass(eq=False)
 class TopicLookup:
-    """Answers questions about names. Of the event loop's thread."""
+    """Answers questions about names. Of the event loop's thread. urls: by listener name, "" for clients without one."""
 
-    def __init__(self, access: TopicAccess, resources: Resources, urls: Mapping[str, Urls]) -> None:
-        """urls: by listener name, "" for clients that name none."""
-        self._access = access
-        self._resources = resources
-        self._urls = urls
+    _access: TopicAccess
+    _resources: Resources
+    _urls: Mapping[str, Urls]
 
     def lookup(self, peer: Peer, command: commands.Lookup) -> None:
         """Answer with this broker's addresses. Never makes a topic, and does not ask whether there is one.

@@ -19,12 +19,12 @@ from ...subscription import SubscriptionAdmin
 from ...topic import Topic
 from ...topics.seeking import PublishedAt
 from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of, value_of
-from ..admin.routing import Route, need_of
+from ..admin.routing import TOPIC, Route, need_of
 from ..consume import feed
 from ..consume.consumers import Consumers
 from ..lookup.topic_address import shown_subscription
 from .client_message import reply_of
-from .topic_resource import MOST_PEEKED, TOPIC, WHOLES, TopicFinder
+from .topic_resource import MOST_PEEKED, WHOLES, TopicFinder
 
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 _AT_ONCE = 100

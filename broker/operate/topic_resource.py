@@ -17,19 +17,16 @@ from ...store.names import SCHEME
 from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
 from ...topics.seeking import PublishedAt, SeekTarget
-from ..admin.http_request import HttpError, Reply, Request, checked_integer, one_of
-from ..admin.routing import Need, Route
+from ..admin.http_request import HttpError, Reply, Request, checked_integer, existing_namespace, one_of
+from ..admin.routing import NAMESPACE, TOPIC, TOPICS, Need, Route
 from ..consume import feed
 from ..lookup.resources import Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_lookup import TopicAccess
-from ..tenancy.namespace_policies import existing_namespace, hand_down, topic_scope
+from ..tenancy.namespace_policies import hand_down, topic_scope
 from ..tenancy.namespaces import TopicRemoval
 from .client_message import reply_of
 
-TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
-TOPIC = TOPICS + "/{topic}"
-NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 WHOLES = (NAMESPACE, NAMESPACE + "/{bundle}")
 """How Pulsar's tools name all topics of a namespace: by itself, or by its one bundle."""
 

@@ -24,7 +24,7 @@ from ...store.position import MessageId
 from ...topic import Topic
 from ..admin.brokers import Addresses
 from ..admin.http_request import HttpError, Request
-from ..admin.routing import Need, Route
+from ..admin.routing import TOPIC, Need, Route
 from ..consume import feed
 from ..consume.consumers import TYPES, Consumers
 from ..consume.pump import INDIVIDUAL, Consumer, Dispatched
@@ -34,7 +34,7 @@ from ..produce.producers import Producers
 from ..produce.sends import Figures, OpenProducer
 from ..protocol.commands import KeyValue, SubscriptionType
 from .client_message import iso
-from .topic_resource import TOPIC, TopicFinder
+from .topic_resource import TopicFinder
 
 _ACCESS = ("Shared", "Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
 """Names of `AccessMode`."""

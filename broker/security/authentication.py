@@ -20,6 +20,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -84,12 +85,7 @@ class Authentication:
 
     async def begin(self, command: Connect) -> Proven:
         """Prove the role of a new connection. Refused: Authentication."""
-        if not self.methods:
-            return Proven(self._anonymous_role)
-        method = command.auth_method_name or "none"
-        if method not in self.methods and self._anonymous_role is not None:
-            return Proven(self._anonymous_role)
-        return await self._prove(method, command.auth_data or b"")
+        return await self._prove(command.auth_method_name or "none", command.auth_data or b"")
 
     async def respond(self, held: Proven, command: AuthResponse) -> Proven:
         """Prove the same role again. Refused: Authentication."""
@@ -100,18 +96,19 @@ class Authentication:
             raise Refused(ServerError.AUTHENTICATION, "the new credentials are of another role")
         return found
 
-    def anonymous(self) -> Proven:
-        """The role of clients that show no credentials. Raises InvalidCredentials where there is none."""
+    def anonymous(self, method: str) -> Proven:
+        """The role of clients that show no credentials, or by another method. Raises InvalidCredentials: none has."""
         if self.methods and self._anonymous_role is None:
-            raise InvalidCredentials("credentials are missing")
+            told = method not in ("", "none")
+            raise InvalidCredentials(
+                f"{method!r:.100} is no authentication method here" if told else "credentials are missing"
+            )
         return Proven(self._anonymous_role)
 
     async def prove(self, method: str, data: bytes) -> Proven:
-        """Prove a role by credentials from elsewhere, as a request over HTTP. Raises InvalidCredentials."""
+        """Prove a role by credentials, as a request over HTTP has them. Raises InvalidCredentials."""
         checks = self.methods.get(method)
-        if checks is None:
-            raise InvalidCredentials(f"{method!r} is no authentication method here")
-        return await asyncio.to_thread(checks.prove, data)
+        return self.anonymous(method) if checks is None else await asyncio.to_thread(checks.prove, data)
 
     async def _prove(self, method: str, data: bytes) -> Proven:
         try:
@@ -282,19 +279,19 @@ _ACTIONS = {
 }
 
 
+@dataclass(eq=False)
 class WireAdmission:
     """Lets clients in by their credentials."""
 
-    def __init__(self, authentication: Authentication, permissions: Permissions, now_ms: Callable[[], int]) -> None:
-        self._authentication = authentication
-        self._permissions = permissions
-        self._now_ms = now_ms
+    _authentication: Authentication
+    _permissions: Permissions
+    _now_ms: Callable[[], int]
 
     def __call__(self, method: str, credentials: bytes) -> Guard:
         """Return what checks the requests of a client. In a thread that may wait. Raises NotAllowed."""
         try:
             checks = self._authentication.methods.get(method)
-            proven = self._authentication.anonymous() if checks is None else checks.prove(credentials)
+            proven = self._authentication.anonymous(method) if checks is None else checks.prove(credentials)
         except InvalidCredentials as error:
             raise NotAllowed(str(error)) from error
         role, permissions = proven.role, self._permissions

@@ -20,7 +20,7 @@ from ...store.names import TopicName
 from ..admin.application import Application, is_loopback
 from ..admin.brokers import Addresses, Brokers, RestLookup
 from ..admin.http_request import Reply, Request
-from ..admin.routing import Need, OpenApi, Route
+from ..admin.routing import Need, Route, with_document
 from ..cluster.broker_link import Dialer, broker_context
 from ..cluster.ownership import Ownership
 from ..cluster.placement import PlacementFile
@@ -414,7 +414,7 @@ def routes_of(store: DelayedStore, services: Services, config: BrokerConfig) -> 
         *PageFiles().routes(),
     ]
     routes.append(_metrics(services.exposition, config))
-    return [*routes, *OpenApi(routes).routes()]
+    return with_document(routes)
 
 
 _SCRAPE_S = 30.0

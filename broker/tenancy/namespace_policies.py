@@ -18,8 +18,17 @@ from ...store.config import MIB
 from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
 from ...store.policy.policies import DELAY_FIELDS, EffectivePolicies, Policies, merge
-from ..admin.http_request import HttpError, Request, checked_integer, integer, one_of, texts_of, value_of
-from ..admin.routing import Need, Route
+from ..admin.http_request import (
+    HttpError,
+    Request,
+    checked_integer,
+    existing_namespace,
+    integer,
+    one_of,
+    texts_of,
+    value_of,
+)
+from ..admin.routing import NAMESPACE, TOPIC, Need, Route
 from ..lookup.compatibility import Compatibility
 from ..lookup.resources import AutoCreation, NamespaceSettings, Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
@@ -173,18 +182,6 @@ def as_object(name: str, found: object) -> Mapping[str, Any]:
     return found
 
 
-def existing_namespace(resources: Resources, request: Request) -> str:
-    """The namespace of a path. HttpError 404 if there is none."""
-    namespace = request.namespace
-    if resources.namespaces.get(namespace) is None:
-        cure = f"PUT /admin/v2/namespaces/{namespace} makes it, with the topics that the store has of it"
-        raise HttpError(404, f"namespace {namespace} does not exist; {cure}")
-    return namespace
-
-
-NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/"
-TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/"
-
 _QUERY = ("applied", "isGlobal", "authoritative")
 
 
@@ -281,7 +278,7 @@ class NamespacePolicies:
             (TOPIC, self._of_topic, self._topic_scope),
         ):
             for each in policies:
-                path, asked = base + each.path, (*_QUERY[1:], each.query) if each.query else _QUERY[1:]
+                path, asked = f"{base}/{each.path}", (*_QUERY[1:], each.query) if each.query else _QUERY[1:]
                 found += [
                     Route("GET", path, partial(self._get, each, scope), f"Get {each.summary}", Need.TENANT, _QUERY),
                     Route(each.method, path, partial(self._put, each, scope), f"Set {each.summary}", Need.TENANT,
@@ -292,7 +289,7 @@ class NamespacePolicies:
                     found.append(Route("DELETE", path, delete, f"Unset {each.summary}", Need.TENANT, _QUERY[1:]))
         for name, value in _UNSET.items():
             get = partial(self._unset, value)
-            found.append(Route("GET", NAMESPACE + name, get, "A policy that duelog has not: not set", Need.TENANT))
+            found.append(Route("GET", f"{NAMESPACE}/{name}", get, "A policy that duelog has not: not set", Need.TENANT))
         return found
 
     async def all_of(self, namespace: str) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from ...delayed_store import DelayedStore
 from ...store.errors import InvalidArgument, UnknownTopic
 from ...store.names import TopicName, validate_namespace_name
-from ..admin.brokers import Addresses
-from ..admin.http_request import HttpError, Reply, Request, one_of, texts_of, value_of
-from ..admin.routing import Need, Route
+from ..admin.brokers import Addresses, require_cluster
+from ..admin.http_request import HttpError, Reply, Request, existing_namespace, one_of, texts_of, value_of
+from ..admin.routing import NAMESPACE, TOPIC, Need, Route
 from ..listing.topic_listing import Listed, TopicListing
 from ..lookup.resources import NamespaceSettings, Resources, path_of
 from ..lookup.topic_address import TopicAddress, partition_name
 from ..lookup.topic_facts import TopicFacts
 from ..protocol.commands import TopicsMode
-from .namespace_policies import NamespacePolicies, actions_of, existing_namespace
+from .namespace_policies import NamespacePolicies, actions_of
 
 
 @dataclass(eq=False)
@@ -91,8 +91,6 @@ class TopicRemoval:
             return  # another was quicker
 
 
-_NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-
 BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 """A namespace is served as one: Pulsar's tools ask for the parts."""
 
@@ -131,30 +129,30 @@ class Namespaces:
     _tenant_elsewhere: Callable[[str, str], Awaitable[Mapping[str, Any] | None]] | None = None
 
     def routes(self) -> list[Route]:
-        tenant, role = Need.TENANT, _NAMESPACE + "/permissions/{role}"
+        tenant, role = Need.TENANT, NAMESPACE + "/permissions/{role}"
         return [
             Route("GET", "/admin/v2/namespaces/{tenant}", self.of_tenant, "Namespaces of a tenant", tenant),
-            Route("GET", _NAMESPACE, self.get, "All that is set for a namespace", tenant),
-            Route("PUT", _NAMESPACE, self.create, "Create a namespace", tenant, body="object"),
-            Route("DELETE", _NAMESPACE, self.delete, "Delete a namespace", tenant, query=("force",)),
-            Route("GET", _NAMESPACE + "/topics", self.topics, "Topics of a namespace", Need.EITHER, query=("mode",)),
-            Route("GET", _NAMESPACE + "/bundles", self.bundles, "Parts of a namespace: one", Need.EITHER),
-            Route("GET", _NAMESPACE + "/permissions", self.permissions, "What roles may do", tenant),
-            Route("GET", "/admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions", self.topic_permissions,
+            Route("GET", NAMESPACE, self.get, "All that is set for a namespace", tenant),
+            Route("PUT", NAMESPACE, self.create, "Create a namespace", tenant, body="object"),
+            Route("DELETE", NAMESPACE, self.delete, "Delete a namespace", tenant, query=("force",)),
+            Route("GET", NAMESPACE + "/topics", self.topics, "Topics of a namespace", Need.EITHER, query=("mode",)),
+            Route("GET", NAMESPACE + "/bundles", self.bundles, "Parts of a namespace: one", Need.EITHER),
+            Route("GET", NAMESPACE + "/permissions", self.permissions, "What roles may do", tenant),
+            Route("GET", TOPIC + "/permissions", self.topic_permissions,
                   "What roles may do: as its namespace says", tenant),
             Route("POST", role, self.grant, "Grant a role actions, in place of earlier ones", tenant, body="array"),
             Route("DELETE", role, self.revoke, "Take all actions from a role", tenant),
-            Route("GET", _NAMESPACE + "/replication", self.replication, "Clusters of a namespace: this one", tenant),
-            Route("POST", _NAMESPACE + "/replication", self.replicate, "Only this cluster", tenant, body="array"),
+            Route("GET", NAMESPACE + "/replication", self.replication, "Clusters of a namespace: this one", tenant),
+            Route("POST", NAMESPACE + "/replication", self.replicate, "Only this cluster", tenant, body="array"),
         ]  # fmt: skip
 
     async def of_tenant(self, request: Request) -> list[str]:
         """`tenant/namespace`, in order."""
-        self._require_tenant(request)
+        administrators_of(self._resources, request)
         return [*self._resources.namespaces.names(f"{request.path['tenant']}/")]
 
     async def get(self, request: Request) -> dict[str, Any]:
-        namespace = self.existing(request)
+        namespace = existing_namespace(self._resources, request)
         own = await self._policies.all_of(namespace)
         return {
             "auth_policies": {
@@ -172,7 +170,7 @@ class Namespaces:
         """The tenant has to exist; the body, `Policies`, may set what is offered here. 409 if there is one."""
         namespace = request.namespace
         await self._take_tenant(request)
-        self._require_tenant(request)
+        administrators_of(self._resources, request)
         body = _policies_of(request)
         self._require_cluster(texts_of(body, "replication_clusters"))
         changes = self._policies.changes(namespace, body)
@@ -211,29 +209,29 @@ class Namespaces:
 
     async def topics(self, request: Request) -> Reply | list[str]:
         """Full names in order; partitions by their own names."""
-        namespace = self.existing(request)
+        namespace = existing_namespace(self._resources, request)
         mode = one_of("mode", request.query.get("mode", "ALL").upper(), ("PERSISTENT", "NON_PERSISTENT", "ALL"))
         if mode == "NON_PERSISTENT":
             return []
         return await self._list(namespace)
 
     async def bundles(self, request: Request) -> dict[str, Any]:
-        self.existing(request)
+        existing_namespace(self._resources, request)
         return BUNDLES
 
     # -- permissions ---------------------------------------------------------------------------------
 
     async def permissions(self, request: Request) -> dict[str, list[str]]:
-        return self._permissions(self.existing(request))
+        return self._permissions(existing_namespace(self._resources, request))
 
     async def topic_permissions(self, request: Request) -> dict[str, list[str]]:
         """Those of the namespace: as in Pulsar they count for each of its topics."""
-        self.existing(request)
+        existing_namespace(self._resources, request)
         return self._permissions(request.topic.name.namespace_name)
 
     async def grant(self, request: Request) -> None:
         """Actions are produce and consume."""
-        namespace, role = self.existing(request), request.path["role"]
+        namespace, role = existing_namespace(self._resources, request), request.path["role"]
         granted = actions_of("actions", {"actions": request.json()})
         if not granted:
             raise HttpError(412, "the body: expected a list of actions, produce and consume")
@@ -243,26 +241,22 @@ class Namespaces:
         """A role that has none is left as it is."""
         role = request.path["role"]
         await self._change(
-            self.existing(request),
+            existing_namespace(self._resources, request),
             lambda before: replace(
                 before, permissions={name: each for name, each in before.permissions.items() if name != role}
             ),
         )
 
     async def replication(self, request: Request) -> list[str]:
-        self.existing(request)
+        existing_namespace(self._resources, request)
         return [self._cluster]
 
     async def replicate(self, request: Request) -> None:
         """Pulsar's tools set this when they make a namespace."""
-        self.existing(request)
+        existing_namespace(self._resources, request)
         self._require_cluster(texts_of({"clusters": request.json()}, "clusters"))
 
     # -- what all need -------------------------------------------------------------------------------
-
-    def existing(self, request: Request) -> str:
-        """The namespace of the path. HttpError 404 if there is none."""
-        return existing_namespace(self._resources, request)
 
     def _permissions(self, namespace: str) -> dict[str, list[str]]:
         return {role: sorted(actions) for role, actions in self._resources.granted(namespace).items()}
@@ -279,14 +273,18 @@ class Namespaces:
         if found is not None:
             await self._resources.tenants.add(tenant, list(texts_of(found, "adminRoles")))
 
-    def _require_tenant(self, request: Request) -> None:
-        if self._resources.tenants.get(request.path["tenant"]) is None:
-            raise HttpError(404, f"tenant {request.path['tenant']} does not exist")
-
     def _require_cluster(self, clusters: list[str]) -> None:
         for each in clusters:
             if each != self._cluster:
                 raise HttpError(412, f"cluster {each!r}: this one is {self._cluster}, and nothing is replicated")
+
+
+def administrators_of(resources: Resources, request: Request) -> list[str]:
+    """The administrators of a path's tenant. HttpError 404 if there is none."""
+    found = resources.tenants.get(request.path["tenant"])
+    if found is None:
+        raise HttpError(404, f"tenant {request.path['tenant']} does not exist")
+    return found
 
 
 def _policies_of(request: Request) -> dict[str, Any]:
@@ -326,8 +324,7 @@ class Tenants:
         return [self._cluster]
 
     async def cluster(self, request: Request) -> dict[str, Any]:
-        if request.path["cluster"] != self._cluster:
-            raise HttpError(404, f"cluster {request.path['cluster']} does not exist; this one is {self._cluster}")
+        require_cluster(request, self._cluster)
         here = self._addresses
         return {
             "serviceUrl": here.http or None,
@@ -340,7 +337,7 @@ class Tenants:
         return [*self._resources.tenants.names()]
 
     async def get(self, request: Request) -> dict[str, Any]:
-        return {"adminRoles": self._found(request), "allowedClusters": [self._cluster]}
+        return {"adminRoles": administrators_of(self._resources, request), "allowedClusters": [self._cluster]}
 
     async def create(self, request: Request) -> None:
         """409 if there is one."""
@@ -354,7 +351,7 @@ class Tenants:
 
     async def update(self, request: Request) -> None:
         """404 if there is none. `null` in place of the settings, or of the roles, is 412: it would take them all."""
-        self._found(request)
+        administrators_of(self._resources, request)
         if request.object().get("adminRoles", []) is None:
             raise HttpError(412, "adminRoles=null: expected a list of texts")
         after = self._settings(request)
@@ -362,7 +359,7 @@ class Tenants:
 
     async def delete(self, request: Request) -> None:
         """409 if it has namespaces, unless they go too."""
-        self._found(request)
+        administrators_of(self._resources, request)
         tenant, force = request.path["tenant"], request.flag("force")
         namespaces = [*self._resources.namespaces.names(f"{tenant}/")]
         if namespaces and not force:
@@ -372,13 +369,6 @@ class Tenants:
         for namespace in namespaces:
             await self._namespaces.remove(namespace, force=True)
         await self._resources.tenants.remove(tenant)
-
-    def _found(self, request: Request) -> list[str]:
-        name = request.path["tenant"]
-        found = self._resources.tenants.get(name)
-        if found is None:
-            raise HttpError(404, f"tenant {name} does not exist")
-        return found
 
     def _settings(self, request: Request) -> list[str]:
         body = request.object(optional=True)

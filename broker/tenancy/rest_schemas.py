@@ -5,13 +5,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..admin.http_request import HttpError, Request, one_of, value_of
+from ..admin.http_request import HttpError, Request, existing_namespace, one_of, value_of
 from ..admin.routing import Need, Route
 from ..lookup.compatibility import SchemaType, is_schema, misfit, same
 from ..lookup.resources import Resources
 from ..lookup.topic_facts import StoredSchema, TopicFacts
 from ..protocol.commands import KeyValue, Schema
-from .namespace_policies import existing_namespace
 
 _TOPIC = "/admin/v2/schemas/{tenant}/{namespace}/{topic}/"
 
