@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
@@ -31,62 +30,58 @@ _NO_RATES = "rates are not limited; subscriptions are held by their permits, pro
 _NO_COPIES = "nothing is replicated; duelog backup copies a store, a placement table spreads namespaces over brokers"
 _OUTSIDE = "functions, sources, sinks and packages are no part of duelog; run them as clients"
 
-_BY_KIND: Mapping[str, str] = MappingProxyType(
-    {
-        "non-persistent": "topics are persistent here, under /admin/v2/persistent",
-        "functions": _OUTSIDE,
-        "function": _OUTSIDE,
-        "sources": _OUTSIDE,
-        "source": _OUTSIDE,
-        "sinks": _OUTSIDE,
-        "sink": _OUTSIDE,
-        "packages": _OUTSIDE,
-        "worker": _OUTSIDE,
-        "worker-stats": _OUTSIDE,
-        "transactions": "there are no transactions; deduplication has a message stored once",
-        "bookies": "messages are in the store's own files; duelog stats and /metrics have figures of them",
-        "broker-stats": "figures are at /metrics",
-        "resource-quotas": _NO_RATES,
-        "resourcegroups": _NO_RATES,
-        "clusters": "there is one cluster, named by the setting clusterName; " + _NO_COPIES,
-        "scalable": "topics are plain or partitioned",
-        "segments": "topics are plain or partitioned",
-        "metadata": "documents are in the store; duelog backup copies them",
-    }
-)
+_BY_KIND: Mapping[str, str] = {
+    "non-persistent": "topics are persistent here, under /admin/v2/persistent",
+    "functions": _OUTSIDE,
+    "function": _OUTSIDE,
+    "sources": _OUTSIDE,
+    "source": _OUTSIDE,
+    "sinks": _OUTSIDE,
+    "sink": _OUTSIDE,
+    "packages": _OUTSIDE,
+    "worker": _OUTSIDE,
+    "worker-stats": _OUTSIDE,
+    "transactions": "there are no transactions; deduplication has a message stored once",
+    "bookies": "messages are in the store's own files; duelog stats and /metrics have figures of them",
+    "broker-stats": "figures are at /metrics",
+    "resource-quotas": _NO_RATES,
+    "resourcegroups": _NO_RATES,
+    "clusters": "there is one cluster, named by the setting clusterName; " + _NO_COPIES,
+    "scalable": "topics are plain or partitioned",
+    "segments": "topics are plain or partitioned",
+    "metadata": "documents are in the store; duelog backup copies them",
+}
 """By the word after `/admin/v2`."""
 
-_BY_WORD: Mapping[str, str] = MappingProxyType(
-    {
-        "backlogQuota": "a backlog is not limited but by the disk; messageTTL and subscriptions' skip shorten it",
-        "compaction": "topics are not compacted; readCompacted reads everything",
-        "terminate": "topics do not end; a producer with exclusive access keeps others out",
-        "truncate": "skip_all on each subscription and retention do that",
-        "offload": "closed days are exported by duelog export",
-        "dispatchRate": _NO_RATES,
-        "publishRate": _NO_RATES,
-        "subscribeRate": _NO_RATES,
-        "subscriptionDispatchRate": _NO_RATES,
-        "replicatorDispatchRate": _NO_COPIES,
-        "replication": _NO_COPIES,
-        "replicatedSubscriptionStatus": _NO_COPIES,
-        "antiAffinity": _NO_COPIES,
-        "permissions": "roles are granted actions by namespace: /admin/v2/namespaces/{tenant}/{namespace}/permissions",
-        "bundle": "a namespace is one part, and is not split",
-        "split": "a namespace is one part, and is not split",
-        "maxProducersPerTopic": "connections are limited: maxProducersPerConnection",
-        "maxConsumersPerTopic": "connections are limited: maxConsumersPerConnection",
-        "maxConsumersPerSubscription": "connections are limited: maxConsumersPerConnection",
-        "maxUnackedMessages": "settings of the broker: maxUnackedMessagesPerConsumer, -PerSubscription",
-        "maxMessageSize": "a setting of the broker: maxMessageSize",
-        "persistence": "how durable a message is, is a setting of the store: [store] durability",
-        "inactiveTopicPolicies": "topics stay until they are deleted",
-        "schemaValidationEnforced": "producers without a schema are let in; schemas that are named have to fit",
-        "encryptionRequired": "clients may encrypt; the broker does not ask for it",
-        "subscriptionAuthMode": "roles may use any subscription of a namespace in which they may consume",
-        "subscriptionExpirationTime": "subscriptions stay until they are deleted",
-    }
-)
+_BY_WORD: Mapping[str, str] = {
+    "backlogQuota": "a backlog is not limited but by the disk; messageTTL and subscriptions' skip shorten it",
+    "compaction": "topics are not compacted; readCompacted reads everything",
+    "terminate": "topics do not end; a producer with exclusive access keeps others out",
+    "truncate": "skip_all on each subscription and retention do that",
+    "offload": "closed days are exported by duelog export",
+    "dispatchRate": _NO_RATES,
+    "publishRate": _NO_RATES,
+    "subscribeRate": _NO_RATES,
+    "subscriptionDispatchRate": _NO_RATES,
+    "replicatorDispatchRate": _NO_COPIES,
+    "replication": _NO_COPIES,
+    "replicatedSubscriptionStatus": _NO_COPIES,
+    "antiAffinity": _NO_COPIES,
+    "permissions": "roles are granted actions by namespace: /admin/v2/namespaces/{tenant}/{namespace}/permissions",
+    "bundle": "a namespace is one part, and is not split",
+    "split": "a namespace is one part, and is not split",
+    "maxProducersPerTopic": "connections are limited: maxProducersPerConnection",
+    "maxConsumersPerTopic": "connections are limited: maxConsumersPerConnection",
+    "maxConsumersPerSubscription": "connections are limited: maxConsumersPerConnection",
+    "maxUnackedMessages": "settings of the broker: maxUnackedMessagesPerConsumer, -PerSubscription",
+    "maxMessageSize": "a setting of the broker: maxMessageSize",
+    "persistence": "how durable a message is, is a setting of the store: [store] durability",
+    "inactiveTopicPolicies": "topics stay until they are deleted",
+    "schemaValidationEnforced": "producers without a schema are let in; schemas that are named have to fit",
+    "encryptionRequired": "clients may encrypt; the broker does not ask for it",
+    "subscriptionAuthMode": "roles may use any subscription of a namespace in which they may consume",
+    "subscriptionExpirationTime": "subscriptions stay until they are deleted",
+}
 """By what a word of the path begins with, behind tenant and namespace."""
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import ClassVar, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -191,15 +190,13 @@ class ProxyAdmission:
 class ProxyConfig(ServiceConfig):
     """Settings of a proxy."""
 
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "broker_service_port": "servicePort",
-            "broker_service_port_tls": "servicePortTls",
-            "broker_max_connections": "maxConcurrentInboundConnections",
-            "broker_max_connections_per_ip": "maxConcurrentInboundConnectionsPerIp",
-            "max_concurrent_lookup_request": "maxConcurrentLookupRequests",
-        }
-    )
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        "broker_service_port": "servicePort",
+        "broker_service_port_tls": "servicePortTls",
+        "broker_max_connections": "maxConcurrentInboundConnections",
+        "broker_max_connections_per_ip": "maxConcurrentInboundConnectionsPerIp",
+        "max_concurrent_lookup_request": "maxConcurrentLookupRequests",
+    }
 
     broker_urls: tuple[str, ...] = ()
     """Brokers that are asked, in turn, where no placement says which."""

@@ -88,18 +88,6 @@ _THREADS = 4
 _ROLES = ("administrator", "viewer")
 
 
-class _OneToken:
-    """Takes one token. Thread-safe."""
-
-    def __init__(self, token: str, role: str) -> None:
-        self._token, self._role = token.encode(), role
-
-    def prove(self, data: bytes) -> Proven:
-        if not hmac.compare_digest(data, self._token):
-            raise InvalidCredentials("the token is of another start of duelog ui: take the address that it printed")
-        return Proven(self._role, "token")
-
-
 class _NoGrants:
     """Namespaces grant nothing."""
 
@@ -126,11 +114,17 @@ async def serve_page(
     administrator, viewer = _ROLES
     token = secrets.token_urlsafe(24)
     role = viewer if only_look else administrator
+
+    def prove(data: bytes) -> Proven:
+        if not hmac.compare_digest(data, token.encode()):
+            raise InvalidCredentials("the token is of another start of duelog ui: take the address that it printed")
+        return Proven(role, "token")
+
     permissions = Permissions(_NoGrants(), (administrator,), (viewer,))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "duelog-page"))
     operations = OperationResource(ask, permissions)
     routes = [*operations.routes(), *PageFiles().routes()]
-    server = WebServer(Application(routes, Authentication({"token": _OneToken(token, role)}), permissions))
+    server = WebServer(Application(routes, Authentication({"token": prove}), permissions))
     listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         await server.serve([listening])

@@ -414,21 +414,6 @@ class TxnCommand(Command):
     txn_most: Annotated[int, 3] = 0
 
 
-@command(52)
-class AddPartitionToTxn(TxnCommand):
-    """Produce in a transaction."""
-
-
-@command(54)
-class AddSubscriptionToTxn(TxnCommand):
-    """Acknowledge in a transaction."""
-
-
-@command(56)
-class EndTxn(TxnCommand):
-    """End a transaction."""
-
-
 @command(62)
 class TcClientConnect(Command):
     """Connect to a coordinator of transactions."""
@@ -664,19 +649,9 @@ class NewTxnResponse(TxnRefusal):
     """Refuses NewTxn."""
 
 
-@command(53)
-class AddPartitionToTxnResponse(TxnRefusal):
-    """Refuses AddPartitionToTxn."""
-
-
-@command(55)
-class AddSubscriptionToTxnResponse(TxnRefusal):
-    """Refuses AddSubscriptionToTxn."""
-
-
-@command(57)
-class EndTxnResponse(TxnRefusal):
-    """Refuses EndTxn."""
+for _number, _name in ((52, "AddPartitionToTxn"), (54, "AddSubscriptionToTxn"), (56, "EndTxn")):
+    command(_number)(type(_name, (TxnCommand,), {"__doc__": TxnCommand.__doc__}))
+    command(_number + 1)(type(f"{_name}Response", (TxnRefusal,), {"__doc__": TxnRefusal.__doc__}))
 
 
 @command(63)
@@ -716,9 +691,7 @@ _REFUSALS: dict[type[Command], Callable[..., Command]] = {
     GetOrCreateSchema: GetOrCreateSchemaResponse,
     ConsumerStats: ConsumerStatsResponse,
     NewTxn: NewTxnResponse,
-    AddPartitionToTxn: AddPartitionToTxnResponse,
-    AddSubscriptionToTxn: AddSubscriptionToTxnResponse,
-    EndTxn: EndTxnResponse,
+    **{CLASSES[number]: CLASSES[number + 1] for number in (52, 54, 56)},
     TcClientConnect: TcClientConnectResponse,
 }
 

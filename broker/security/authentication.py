@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import bcrypt
 import jwt
@@ -64,12 +64,8 @@ class Proven(NamedTuple):
     """Milliseconds since 1970; None: never."""
 
 
-class Method(Protocol):
-    """A way to prove a role."""
-
-    def prove(self, data: bytes) -> Proven:
-        """May wait for the disk or compute long. Raises InvalidCredentials."""
-        ...
+Method = Callable[[bytes], Proven]
+"""Proves a role by credentials: may wait for the disk or compute long. Raises InvalidCredentials."""
 
 
 class Authentication:
@@ -108,7 +104,7 @@ class Authentication:
     async def prove(self, method: str, data: bytes) -> Proven:
         """Prove a role by credentials, as a request over HTTP has them. Raises InvalidCredentials."""
         checks = self.methods.get(method)
-        return self.anonymous(method) if checks is None else await asyncio.to_thread(checks.prove, data)
+        return self.anonymous(method) if checks is None else await asyncio.to_thread(checks, data)
 
     async def _prove(self, method: str, data: bytes) -> Proven:
         try:
@@ -264,11 +260,11 @@ def authentication_of(config: BrokerConfig) -> Authentication:
     """Make the authentication. Reads keys and password files. Raises UnusableSecurity."""
     methods: dict[str, Method] = {}
     if "token" in config.authentication_providers:
-        methods["token"] = TokenMethod(config)
+        methods["token"] = TokenMethod(config).prove
     if "basic" in config.authentication_providers:
         if config.basic_auth_conf is None:
             raise UnusableSecurity("basic authentication needs basicAuthConf, a file of passwords")
-        methods["basic"] = PasswordMethod(config.basic_auth_conf)
+        methods["basic"] = PasswordMethod(config.basic_auth_conf).prove
     return Authentication(methods, config.anonymous_user_role)
 
 
@@ -291,7 +287,7 @@ class WireAdmission:
         """Return what checks the requests of a client. In a thread that may wait. Raises NotAllowed."""
         try:
             checks = self._authentication.methods.get(method)
-            proven = self._authentication.anonymous(method) if checks is None else checks.prove(credentials)
+            proven = self._authentication.anonymous(method) if checks is None else checks(credentials)
         except InvalidCredentials as error:
             raise NotAllowed(str(error)) from error
         role, permissions = proven.role, self._permissions

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -400,33 +399,31 @@ class NamespacePolicies:
         await self._resources.deduplication.change(name, lambda before: value)
 
 
-_UNSET: Mapping[str, Any] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                "antiAffinity", "autoSubscriptionCreation", "compactionThreshold", "deduplicationSnapshotInterval",
-                "dispatchRate", "entryFilters", "inactiveTopicPolicies", "maxConsumersPerSubscription",
-                "maxConsumersPerTopic", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
-                "maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription", "offloadDeletionLagMs",
-                "offloadPolicies", "persistence", "persistence/bookieAffinity", "publishRate",
-                "replicatorDispatchRate", "resourcegroup", "schemaAutoUpdateCompatibilityStrategy", "subscribeRate",
-                "subscriptionDispatchRate", "subscriptionExpirationTime",
-            )
-        ),
-        "allowedClusters": [],
-        "backlogQuotaMap": {},
-        "dispatcherPauseOnAckStatePersistent": False,
-        "encryptionRequired": False,
-        "isAllowAutoUpdateSchema": True,
-        "offloadThreshold": -1,
-        "offloadThresholdInSeconds": -1,
-        "permissions/subscription": {},
-        "properties": {},
-        "schemaValidationEnforced": False,
-        "subscriptionAuthMode": "None",
-        "subscriptionTypesEnabled": [],
-    }
-)  # fmt: skip
+_UNSET: Mapping[str, Any] = {
+    **dict.fromkeys(
+        (
+            "antiAffinity", "autoSubscriptionCreation", "compactionThreshold", "deduplicationSnapshotInterval",
+            "dispatchRate", "entryFilters", "inactiveTopicPolicies", "maxConsumersPerSubscription",
+            "maxConsumersPerTopic", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
+            "maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription", "offloadDeletionLagMs",
+            "offloadPolicies", "persistence", "persistence/bookieAffinity", "publishRate",
+            "replicatorDispatchRate", "resourcegroup", "schemaAutoUpdateCompatibilityStrategy", "subscribeRate",
+            "subscriptionDispatchRate", "subscriptionExpirationTime",
+        )
+    ),
+    "allowedClusters": [],
+    "backlogQuotaMap": {},
+    "dispatcherPauseOnAckStatePersistent": False,
+    "encryptionRequired": False,
+    "isAllowAutoUpdateSchema": True,
+    "offloadThreshold": -1,
+    "offloadThresholdInSeconds": -1,
+    "permissions/subscription": {},
+    "properties": {},
+    "schemaValidationEnforced": False,
+    "subscriptionAuthMode": "None",
+    "subscriptionTypesEnabled": [],
+}  # fmt: skip
 """Pulsar's answers for policies that duelog does not have; None: 204."""
 
 _PASSED_OVER = {"bundles", "replication_clusters", "allowed_clusters", "bundles_activated", "deleted"}

@@ -7,7 +7,6 @@ result. What is not in it (`NOT_OFFERED`) is had only in the process that has th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from .operation import Right
@@ -39,14 +38,12 @@ _OFFERED: dict[str, dict[Right, str]] = {
     },
 }
 
-NOT_OFFERED: Mapping[str, str] = MappingProxyType(
-    {
-        "DelayedStore": "config clock jobs listen on_topics tick check backup report_to",
-        "Topic": "sender put",
-        "Producer": "send_encoded",
-        "Subscription": "poll poll_columns polls_at_once add_waker remove_waker wait",
-    }
-)
+NOT_OFFERED: Mapping[str, str] = {
+    "DelayedStore": "config clock jobs listen on_topics tick check backup report_to",
+    "Topic": "sender put",
+    "Producer": "send_encoded",
+    "Subscription": "poll poll_columns polls_at_once add_waker remove_waker wait",
+}
 """Names by class that only the process has that has the store open: its clock and what drives it, its files, callbacks.
 
 The store's `close`, from outside, closes the connection alone.
@@ -86,12 +83,10 @@ class Row(NamedTuple):
         return f"{self.owner}.{self.method}"
 
 
-FACE: Mapping[str, Row] = MappingProxyType(
-    {
-        f"{owner}.{method}": Row(owner, method, right, right is _READ or method in _REPEATED[owner].split())
-        for owner, rows in _OFFERED.items()
-        for right, methods in rows.items()
-        for method in methods.split()
-    }
-)
+FACE: Mapping[str, Row] = {
+    f"{owner}.{method}": Row(owner, method, right, right is _READ or method in _REPEATED[owner].split())
+    for owner, rows in _OFFERED.items()
+    for right, methods in rows.items()
+    for method in methods.split()
+}
 """The rows by name."""

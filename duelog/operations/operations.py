@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from duelog.store.duration import Duration, duration_ms
@@ -744,9 +743,9 @@ class Operations:
         return self._store.topic(topic).cancel_keys(keys, prefix=prefix)
 
 
-OPERATIONS: Mapping[str, Operation] = MappingProxyType(
-    {name: method.operation for name, method in vars(Operations).items() if hasattr(method, "operation")}
-)
+OPERATIONS: Mapping[str, Operation] = {
+    name: method.operation for name, method in vars(Operations).items() if hasattr(method, "operation")
+}
 """The operations by name."""
 
 

@@ -82,7 +82,7 @@ ROUTES = [
 @asynccontextmanager
 async def served(owner: str | None = None, anonymous: str | None = None) -> AsyncIterator[Rest]:
     """The routes above, for tokens."""
-    authentication = Authentication({"token": TokenMethod(BrokerConfig(token_secret_key=KEY))}, anonymous)
+    authentication = Authentication({"token": TokenMethod(BrokerConfig(token_secret_key=KEY)).prove}, anonymous)
     permissions = Permissions(Grants(), ["root"])
     application = Application(ROUTES, authentication, permissions, lambda namespace: owner)
     server = WebServer(application)

@@ -41,7 +41,7 @@ class Names:
         return Proven(name, "token", int(expires) if expires else None)
 
 
-AUTHENTICATION = Authentication({"token": Names()})
+AUTHENTICATION = Authentication({"token": Names().prove})
 
 
 def begun(authentication: Authentication, method: str | None = None, data: bytes | None = None) -> Proven:
@@ -68,7 +68,10 @@ def test_credentials_prove_a_role_or_are_refused_or_those_of_anybody(
 
     A broker without methods asks for none, and passes over those that it is given.
     """
-    for authentication, expected in ((AUTHENTICATION, proven), (Authentication({"token": Names()}, "guest"), as_guest)):
+    for authentication, expected in (
+        (AUTHENTICATION, proven),
+        (Authentication({"token": Names().prove}, "guest"), as_guest),
+    ):
         if expected is None:
             with pytest.raises(Refused) as caught:
                 begun(authentication, method, data)
