@@ -18,8 +18,6 @@ Otherwise what happens to the copy never stops the store. Failures are logged, c
 shipping. Who is told of a change once it is in the copy waits here (`wait_for`), and many wait for one put.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -29,7 +27,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from duelog.sending.wal_segments import WalSegments
 from duelog.store.clock import Clock
@@ -57,9 +55,6 @@ from .identity import Shipped, claim, read_shipped
 from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, find_object, read_object, unpack
 from .log_tail import KeptLog, LogLost, LogTail
 from .manifest import Manifest, read_manifest
-
-if TYPE_CHECKING:
-    from .manifest_files import ManifestFiles
 
 _log = logging.getLogger("duelog.replica")
 
@@ -109,6 +104,18 @@ class Draft(NamedTuple):
     manifest: Manifest
     needs_groups: bool
     """True where the log has groups that a restore from it applies."""
+
+
+class ManifestSource(Protocol):
+    """Makes manifests of an open store."""
+
+    def draft(self, before: Manifest | None) -> Draft | None:
+        """Copy what `before` does not have; None: broken off since the store closes."""
+        ...
+
+    def prune(self, newest: Manifest, now_ms: int) -> None:
+        """Remove what no restore needs any more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -183,7 +190,7 @@ class Shipping:
         self._succeeded_s = self._looked_s = 0.0
         """When the last put began that was stored, and when the end of the log was last looked for, by `elapsed`."""
         self._source: WalSegments | None = None
-        self._manifests: ManifestFiles | None = None
+        self._manifests: ManifestSource | None = None
         self._working = threading.Lock()
         """Held by the thread that ships."""
         self._seq = 0
@@ -241,7 +248,7 @@ class Shipping:
 
     # -- the life of an opening --------------------------------------------------------------------
 
-    def begin(self, source: WalSegments, manifests: ManifestFiles, *, background: bool) -> None:
+    def begin(self, source: WalSegments, manifests: ManifestSource, *, background: bool) -> None:
         """Ship from now on, by a thread if `background`; else `step` does. Raises ReplicaRefused."""
         self._source, self._manifests = source, manifests
         self._begin_place = source.next_place()
