@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,6 @@ from duelog.snapshot.snapshot_format import inspect_snapshots
 from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
-from duelog.store.codec.frontier import FrontierRecord
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import InvalidArgument
 from duelog.store.files.directory import disk_parts, size_bytes
@@ -710,35 +709,40 @@ class Figures:
             yield Keeper("unreadable", "", "", 1, f"{where} is quarantined: `duelog repair` discards it")
         for topic_id, record in frontiers:
             topic = self._topics.by_id(topic_id)
-            if topic is not None and not record.released:
-                yield from _holding(topic, record)
+            ledgers = [] if topic is None or record.released else topic.log.ledgers()
+            # Where the ledger is trimmed the next tick releases the partition.
+            if topic is not None and any(each.ledger_id == record.marker_ledger for each in ledgers):
+                yield from holding(str(topic.name), record.marker_ledger, ledgers, _marks(topic))
 
 
-def _holding(topic: TopicState, frontier: FrontierRecord) -> Iterator[Keeper]:
-    name, ledgers = str(topic.name), topic.log.ledgers()
-    ledger = next((info for info in ledgers if info.ledger_id == frontier.marker_ledger), None)
-    if ledger is None:
-        return  # trimmed: the next tick releases it
-    slow = list(_slow(topic, ledgers, ledger))
-    yield from slow
+def holding(
+    topic: str, ledger_id: int, ledgers: Sequence[LedgerInfo], marks: Iterable[tuple[str, Position]]
+) -> list[Keeper]:
+    """What of a topic keeps a closed partition whose last marker is in a ledger, which is among those of the topic.
+
+    marks: subscriptions with their mark-delete positions.
+    """
+    (last,) = (each for each in ledgers if each.ledger_id == ledger_id)
+    slow = []
+    for name, mark in marks:
+        if mark < Position(ledger_id, last.entries - 1):
+            after = [each for each in ledgers if mark.ledger_id <= each.ledger_id <= ledger_id]
+            passed = mark.entry_id + 1 if after and after[0].ledger_id == mark.ledger_id else 0
+            behind = max(sum(each.entries for each in after) - passed, 0)
+            done = f"nothing from ledger {mark.ledger_id} on"
+            if mark.entry_id >= 0:
+                done = f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
+            why = f"has acknowledged {done}; the partition's last marker is in ledger {ledger_id}"
+            slow.append(Keeper("subscription", topic, name, behind, why))
     if slow:
-        return
-    where = f"its last message is in ledger {ledger.ledger_id} of the main log"
-    if not ledger.closed:
-        yield Keeper("open ledger", name, "", 0, f"{where}, which is still written to: it is closed by size or age")
-    else:
-        yield Keeper("retention", name, "", 0, f"{where}, which every subscription has passed: retention keeps it")
+        return slow
+    where = f"its last marker is in ledger {ledger_id} of the main log, which"
+    if not last.closed:
+        return [Keeper("open ledger", topic, "", 0, f"{where} is still written to: it is closed by size or age")]
+    return [Keeper("retention", topic, "", 0, f"{where} every subscription has passed: retention keeps it")]
 
 
-def _slow(topic: TopicState, ledgers: list[LedgerInfo], last: LedgerInfo) -> Iterator[Keeper]:
+def _marks(topic: TopicState) -> Iterator[tuple[str, Position]]:
     for name, state in sorted(topic.subscriptions.items()):
         with state.lock:
-            mark = state.acks.mark_delete
-        if mark >= Position(last.ledger_id, last.entries - 1):
-            continue
-        after = [each for each in ledgers if mark.ledger_id <= each.ledger_id <= last.ledger_id]
-        behind = sum(each.entries for each in after)
-        if after and after[0].ledger_id == mark.ledger_id:
-            behind -= mark.entry_id + 1
-        why = f"has acknowledged up to {mark.ledger_id}:{mark.entry_id}; the last message is in ledger {last.ledger_id}"
-        yield Keeper("subscription", str(topic.name), name, max(behind, 0), why)
+            yield name, state.acks.mark_delete

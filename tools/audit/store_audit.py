@@ -22,13 +22,14 @@ from ...partitions.away import directory_in_use
 from ...partitions.partition import partition_path
 from ...partitions.timespan import parse_directory_name
 from ...replica.copied_store import CopiedStore, open_copy
+from ...stats import holding
 from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState
 from ...store.env.environment import Environment
 from ...store.errors import DamagedStore
 from ...store.files.directory import children, disk_parts
 from ...store.log import catalog
+from ...store.log.managed_ledger import LedgerInfo
 from ...store.message import MAX_DUE_MS
-from ...store.position import Position
 from ...store.wal.followed_wal import FollowedWal
 from ..columns.sealed import Sealed, copied_partitions, copy_url, open_main_to_read
 from ..columns.sealed import excerpt as excerpt_of
@@ -259,26 +260,19 @@ def _topic(facts: StoreFacts, topic_id: int, start_ms: int, name: str, as_of_ms:
     if ledger is None or ledger.record is None:
         why = f"its last marker is in ledger {ledger_id} of the main log, which cannot be read"
         return [HeldRow(name, topic.name, "unreadable", "", ledger_id, 0, why)], ""
+    ledgers = [
+        LedgerInfo(each.ledger_id, 0, 0, each.entries, 0, not (each.record and each.record.state is LedgerState.OPEN))
+        for each in topic.ledgers
+    ]
+    marks = ((of, cursor.mark_delete) for of, cursor in topic.subscriptions)
     rows = []
-    for subscription, cursor in topic.subscriptions:
-        if cursor.mark_delete < Position(ledger_id, ledger.entries - 1):
-            mark = cursor.mark_delete
-            after = [each for each in topic.ledgers if mark.ledger_id <= each.ledger_id <= ledger_id]
-            skipped = cursor.next_entry if after and after[0].ledger_id == mark.ledger_id else 0
-            behind = max(sum(each.entries for each in after) - skipped, 0)
-            done = f"nothing from ledger {mark.ledger_id} on"
-            if cursor.next_entry:
-                done = f"up to entry {mark.entry_id} of ledger {mark.ledger_id}"
-            why = f"has acknowledged {done}; the partition's last marker is in ledger {ledger_id}"
-            rows.append(HeldRow(name, topic.name, "subscription", subscription, ledger_id, behind, why))
-    if rows:
-        return rows, ""
-    if ledger.record.state is LedgerState.OPEN:
-        why = f"its last marker is in ledger {ledger_id}, which is still written to: it is closed by size or age"
-        return [HeldRow(name, topic.name, "open ledger", "", ledger_id, 0, why)], ""
-    closed = f"every subscription has passed ledger {ledger_id}, closed {iso_time(ledger.record.closed_ms)}"
-    why = f"{closed}: {_retention(topic, ledger_id, ledger.record, as_of_ms)}"
-    return [HeldRow(name, topic.name, "retention", "", ledger_id, 0, why)], ""
+    for each in holding(topic.name, ledger_id, ledgers, marks):
+        why = each.explanation
+        if each.reason == "retention":
+            closed = f"every subscription has passed ledger {ledger_id}, closed {iso_time(ledger.record.closed_ms)}"
+            why = f"{closed}: {_retention(topic, ledger_id, ledger.record, as_of_ms)}"
+        rows.append(HeldRow(name, topic.name, each.reason, each.subscription, ledger_id, each.behind, why))
+    return rows, ""
 
 
 def _retention(topic: TopicFacts, ledger_id: int, record: LedgerRecord, as_of_ms: int) -> str:
