@@ -158,6 +158,14 @@ def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     sys.stdout.write(captured.get())
 
 
+def listing(values: Iterable[object], title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a list: its elements for programs, or a table for people; only the one of the two is read."""
+    if in_json():
+        write_json_lines(values)
+    else:
+        write_table(title, columns, rows)
+
+
 def cell_text(value: object) -> str:
     """A value in a table: integers with thousands separators, None as nothing.
 

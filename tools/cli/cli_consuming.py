@@ -351,10 +351,7 @@ def list_(store: Store, letters: Letters = NOTHING) -> None:
     """
     with asked(store, writes=False) as opened:
         found = list(opened.ask("dead_letters", _filters(letters)))
-    if output.in_json():
-        output.write_json_lines(_fields(letter) for letter in found)
-        return
-    rows = [
+    rows = (
         (
             letter["message_id"],
             short_names(letter["topic"]),
@@ -365,8 +362,9 @@ def list_(store: Store, letters: Letters = NOTHING) -> None:
             output.preview(output.payload_of(letter)),
         )
         for letter in found
-    ]
-    output.write_table("dead letters", ["id", "topic", "subscription", "reason", "first", "last", "payload"], rows)
+    )
+    columns = ("id", "topic", "subscription", "reason", "first", "last", "payload")
+    output.listing(map(_fields, found), "dead letters", columns, rows)
 
 
 @dead_letters.command()

@@ -148,31 +148,24 @@ def partitions(store: Place) -> None:
     """
     with store.opened() as there:
         found = there.ask("partitions", {})
-    from ...partitions.timespan import directory_name
-
-    if out.in_json():
-        out.write_json_lines({"partition": directory_name(each["start_ms"]), **each} for each in found)
-        return
+    values = ({"partition": directory_name(each["start_ms"]), **each} for each in found)
     columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk",
                ">in the copy alone")  # fmt: skip
-    out.write_table(
-        f"partitions: {len(found):,}",
-        columns,
-        [
-            (
-                directory_name(each["start_ms"]),
-                iso_time(each["end_ms"]),
-                each["state"],
-                each["topics"],
-                each["messages"],
-                each["pending"],
-                each["holders"] if each["state"] == "closed" else None,
-                out.size_text(each["disk_bytes"]),
-                out.size_text(each["away_bytes"]) if each["away_bytes"] else None,
-            )
-            for each in found
-        ],
+    rows = (
+        (
+            directory_name(each["start_ms"]),
+            iso_time(each["end_ms"]),
+            each["state"],
+            each["topics"],
+            each["messages"],
+            each["pending"],
+            each["holders"] if each["state"] == "closed" else None,
+            out.size_text(each["disk_bytes"]),
+            out.size_text(each["away_bytes"]) if each["away_bytes"] else None,
+        )
+        for each in found
     )
+    out.listing(values, f"partitions: {len(found):,}", columns, rows)
 
 
 @app.command()
@@ -439,31 +432,24 @@ def rebuild(
 
 
 def _show(found: list[FoundSnapshot]) -> None:
-    if out.in_json():
-        for each in found:
-            out.write_json(asdict(each))
-        return
     columns = ("partition", "topic", ">id", "state", ">entries", ">covers", ">log", ">parts", ">size", "written", "")
-    out.write_table(
-        f"snapshots: {len(found):,}",
-        columns,
-        [
-            (
-                each.partition,
-                short_names(each.topic or "(deleted)"),
-                each.snapshot_id,
-                each.state,
-                each.entries,
-                each.tail,
-                each.log_entries,
-                each.parts,
-                out.size_text(each.stored_bytes),
-                None if each.created_ms is None else iso_time(each.created_ms),
-                each.reason,
-            )
-            for each in found
-        ],
+    rows = (
+        (
+            each.partition,
+            short_names(each.topic or "(deleted)"),
+            each.snapshot_id,
+            each.state,
+            each.entries,
+            each.tail,
+            each.log_entries,
+            each.parts,
+            out.size_text(each.stored_bytes),
+            None if each.created_ms is None else iso_time(each.created_ms),
+            each.reason,
+        )
+        for each in found
     )
+    out.listing(map(asdict, found), f"snapshots: {len(found):,}", columns, rows)
 
 
 def _show_report(report: RebuildReport) -> None:
@@ -472,28 +458,28 @@ def _show_report(report: RebuildReport) -> None:
             address = {"ledger_id": error.ledger_id, "entry_id": error.entry_id, "reason": error.reason}
             damaged = {"partition": log.partition, "topic": log.topic, **address}
             out.answer({"damaged": damaged}, f"damaged: {out.printable(str(error))}")
-    if out.in_json():
-        for log in report.logs:
-            figures = {"ledger_id": log.found.ledger_id, "entries": log.found.entries, "pending": log.found.pending}
-            written = None if log.found.written is None else log.found.written._asdict()
-            out.write_json({"partition": log.partition, "topic": log.topic, **figures, "written": written})
-        return
-    columns = ("partition", "topic", ">entries", ">pending", ">damaged", ">parts", ">size")
-    out.write_table(
-        f"rebuilt: {sum(log.found.written is not None for log in report.logs):,}",
-        columns,
-        [
-            (
-                log.partition,
-                short_names(log.topic),
-                log.found.entries,
-                log.found.pending,
-                len(log.found.damaged),
-                None if log.found.written is None else log.found.written.parts,
-                None if log.found.written is None else out.size_text(log.found.written.stored_bytes),
-            )
-            for log in report.logs
-        ],
+    values = (
+        {
+            "partition": log.partition,
+            "topic": log.topic,
+            **{name: getattr(log.found, name) for name in ("ledger_id", "entries", "pending")},
+            "written": None if log.found.written is None else log.found.written._asdict(),
+        }
+        for log in report.logs
     )
-    if report.removed:
+    columns = ("partition", "topic", ">entries", ">pending", ">damaged", ">parts", ">size")
+    rows = (
+        (
+            log.partition,
+            short_names(log.topic),
+            log.found.entries,
+            log.found.pending,
+            len(log.found.damaged),
+            None if log.found.written is None else log.found.written.parts,
+            None if log.found.written is None else out.size_text(log.found.written.stored_bytes),
+        )
+        for log in report.logs
+    )
+    out.listing(values, f"rebuilt: {sum(log.found.written is not None for log in report.logs):,}", columns, rows)
+    if report.removed and not out.in_json():
         out.say(f"removed from closed partitions: {report.removed:,} records")

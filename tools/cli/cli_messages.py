@@ -110,9 +110,9 @@ def tx(store: Store, file: Annotated[str, argument("FILE", "JSON lines; - is sta
                 raise InvalidArgument(f"line {number}: {error.field}", error.value, error.reason) from None
     with asked(store, writes=True) as opened:
         results = opened.transaction(operations)
-    names = [each["operation"] for each in operations]
-    rows = [{"operation": name, "result": result} for name, result in zip(names, results, strict=True)]
-    _show(rows, [f"{each['operation']}  {output.printable(str(each['result']))}" for each in rows])
+    for each, result in zip(operations, results, strict=True):
+        name = each["operation"]
+        output.answer({"operation": name, "result": result}, f"{name}  {output.printable(str(result))}")
 
 
 def _operation(line: bytes) -> dict[str, Any]:
@@ -164,16 +164,12 @@ def scheduled(
     with store.opened() as there:
         found = list(there.scheduled(topic, start_ms, end_ms, limit + 1, newest_first))
     shown = found[:limit]
-    if output.in_json():
-        for message in shown:
-            output.write_json(output.message_json(message))
-    else:
-        columns = ("message id", "due", "key", "dedup key", "payload")
-        cells = [
-            (str(each.message_id), iso_time(each.due_ms), each.key, each.dedup_key, output.preview(each.payload))
-            for each in shown
-        ]
-        output.write_table(f"scheduled messages: {len(shown):,}", columns, cells)
+    columns = ("message id", "due", "key", "dedup key", "payload")
+    cells = (
+        (str(each.message_id), iso_time(each.due_ms), each.key, each.dedup_key, output.preview(each.payload))
+        for each in shown
+    )
+    output.listing(map(output.message_json, shown), f"scheduled messages: {len(shown):,}", columns, cells)
     if len(found) > limit:
         output.say(f"there are more than {limit:,}; --limit shows more of them")
 
@@ -222,8 +218,8 @@ def cancel(
         else:
             named, field = ids or [], "message_id"
             outcomes = there.cancel(topic, wanted)
-    rows = [{field: each, "outcome": outcome} for each, outcome in zip(named, outcomes, strict=True)]
-    _show(rows, [f"{output.printable(each)}  {outcome}" for each, outcome in zip(named, outcomes, strict=True)])
+    for each, outcome in zip(named, outcomes, strict=True):
+        output.answer({field: each, "outcome": outcome}, f"{output.printable(each)}  {outcome}")
     if {"fired", "unknown"} & set(outcomes):
         raise typer.Exit(1)
 
@@ -249,9 +245,9 @@ def reschedule(
     with store.opened(writes=True) as there:
         new_ids = there.reschedule(topic, wanted, deliver_at, deliver_after)
     due = "" if deliver_at is None else f"  due {iso_time(deliver_at)}"
-    found = list(zip(ids, new_ids, strict=True))
-    rows = [{"message_id": old, "new_message_id": new and str(new)} for old, new in found]
-    _show(rows, [f"{old}  {'too late, or unknown' if new is None else f'{new}{due}'}" for old, new in found])
+    for old, new in zip(ids, new_ids, strict=True):
+        line = f"{old}  {'too late, or unknown' if new is None else f'{new}{due}'}"
+        output.answer({"message_id": old, "new_message_id": new and str(new)}, line)
     if None in new_ids:
         raise typer.Exit(1)
 
@@ -269,13 +265,6 @@ def _id(text: str) -> MessageId:
         return MessageId.parse(text)
     except InvalidArgument as error:
         raise InvalidArgument("ID", text, error.reason) from error
-
-
-def _show(rows: list[dict[str, str | None]] | list[dict[str, str]], lines: list[str]) -> None:
-    if output.in_json():
-        output.write_json_lines(rows)
-    for line in lines if not output.in_json() else ():
-        output.write_line(line)
 
 
 schedules = typer.Typer(
@@ -424,14 +413,11 @@ def list_(store: Store, topic: Annotated[str | None, option("--topic", "TOPIC", 
     """
     with asked(store, writes=False) as opened:
         found = list(opened.ask("schedules", {"topic": topic}))
-    if output.in_json():
-        output.write_json_lines(map(_fields, found))
-        return
-    rows = [
+    rows = (
         (short_names(each["topic"]), each["name"], _when(each), _state(each), output.preview(output.payload_of(each)))
         for each in found
-    ]
-    output.write_table("schedules", ["topic", "name", "recurs", "next", "payload"], rows)
+    )
+    output.listing(map(_fields, found), "schedules", ["topic", "name", "recurs", "next", "payload"], rows)
 
 
 def _when(schedule: Mapping[str, Any]) -> str:

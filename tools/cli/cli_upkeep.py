@@ -359,15 +359,13 @@ def get_(store: Place, scope: Scope = NOTHING) -> None:
     scopes = here or {}
     if namespace is not None and here is not None:
         scopes = {f"namespace {namespace}": here}
-    if out.in_json():
-        out.write_json_lines({"scope": name, **policies} for name, policies in scopes.items())
-        return
-    rows = [
+    values = ({"scope": name, **policies} for name, policies in scopes.items())
+    rows = (
         (short_names(of) if at == 0 else "", name, value)
         for of, policies in scopes.items()
         for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
-    ]
-    out.write_table("policies", ["scope", "policy", ">value"], rows)
+    )
+    out.listing(values, "policies", ["scope", "policy", ">value"], rows)
 
 
 def _show_topic(topic: str, subscription: str | None, here: dict[str, Any] | None, found: dict[str, Any]) -> None:
