@@ -121,6 +121,15 @@ def require_store(path: Path) -> None:
 
 
 @contextmanager
+def extra(command: str, name: str) -> Iterator[None]:
+    """Import what an extra brings inside the block: InvalidArgument, naming the command, says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(command, error.name, f"is not installed; pip install 'duelog[{name}]'") from error
+
+
+@contextmanager
 def alone(why: str) -> Iterator[None]:
     """Run a block that needs a store for itself; where another process has it open, StoreLocked says why."""
     try:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..columns import NeedsArrow
+from ..columns import NeedsArrow, needs_arrow
 from ..columns.sealed import copy_url
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ def open_tables(
 
     Raises NeedsArrow, InvalidArgument, FormatMismatch, DamagedStore; of a copy what `open_copy` raises.
     """
-    try:
+    with needs_arrow("open_tables"):
         from .tables_view import open_copy_tables, open_export_tables, open_store_tables
-    except ImportError as error:
-        raise NeedsArrow("open_tables", error) from None
     if (url := copy_url(os.fspath(path))) is not None:
         return open_copy_tables(url, as_of_ms=as_of_ms)
     path = Path(path)

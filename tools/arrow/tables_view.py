@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from ...replica.copied_store import open_copy
 from ...store.errors import ClosedError, InvalidArgument
 from ...store.files.directory import flush_file, move, refuse_inside
-from ..columns import NeedsArrow
+from ..columns import needs_arrow
 from ..columns.main_tables import TABLES, View, columns_of, narrowed, plan_copy, scan_copy, table_schema
 from ..columns.scan_arrow import logs_now, schema_of
 from ..columns.scan_rows import Wanted
@@ -67,19 +67,15 @@ class Tables:
 
     def pandas(self, table: str, columns: Sequence[str] | None = None, **wanted: Any) -> Any:
         """The same as a pandas DataFrame, whose numbers stay whole numbers where some are null."""
-        try:
+        with needs_arrow("a pandas DataFrame", "pip install pandas"):
             import pandas as pd
-        except ImportError as error:
-            raise NeedsArrow("a pandas DataFrame", error, "pip install pandas") from None
         kinds = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(), pa.string(): pd.StringDtype()}
         return self.table(table, columns, **wanted).to_pandas(types_mapper=kinds.get, maps_as_pydicts="strict")
 
     def polars(self, table: str, columns: Sequence[str] | None = None, **wanted: Any) -> Any:
         """The same as a polars DataFrame."""
-        try:
+        with needs_arrow("a polars DataFrame", "pip install polars"):
             import polars as pl
-        except ImportError as error:
-            raise NeedsArrow("a polars DataFrame", error, "pip install polars") from None
         return pl.from_arrow(self.table(table, columns, **wanted))
 
     def write(
@@ -137,16 +133,22 @@ def _writer(path: Path, schema: pa.Schema) -> Any:
 
 
 @contextmanager
+def _opened(path: Path, read: Callable[[str, list[str], Wanted], Batches]) -> Iterator[Tables]:
+    tables = Tables(path, read)
+    try:
+        yield tables
+    finally:
+        tables._close()
+
+
+@contextmanager
 def open_store_tables(path: Path, *, pending: bool, as_of_ms: int | None) -> Iterator[Tables]:
     """Those of a store, as of one read transaction, while the block lasts."""
     known = logs_now(path) if pending else None
     with open_main_to_read(path) as (identity, main), main.read() as raw:
         view = View(path, identity, raw, known)
-        tables = Tables(path, lambda table, columns, wanted: view.batches(table, columns, wanted, as_of_ms))
-        try:
+        with _opened(path, lambda table, columns, wanted: view.batches(table, columns, wanted, as_of_ms)) as tables:
             yield tables
-        finally:
-            tables._close()
 
 
 @contextmanager
@@ -158,11 +160,8 @@ def open_copy_tables(url: str, *, as_of_ms: int | None) -> Iterator[Tables]:
             for task in plan_copy(copy, table, wanted, as_of_ms):
                 yield from scan_copy(task, columns)
 
-        tables = Tables(Path(url), read)
-        try:
+        with _opened(Path(url), read) as tables:
             yield tables
-        finally:
-            tables._close()
 
 
 @contextmanager
@@ -189,8 +188,5 @@ def open_export_tables(path: Path) -> Iterator[Tables]:
                 whole = pa.RecordBatch.from_arrays(arrays, schema=schema_of(asked))
                 yield narrowed(whole, table, wanted._replace(topics=None, partitions=None), columns)
 
-    tables = Tables(path, read)
-    try:
+    with _opened(path, read) as tables:
         yield tables
-    finally:
-        tables._close()

@@ -21,7 +21,7 @@ import typer
 
 from ...store.errors import DuelogError, InvalidArgument
 from ..output import write_line
-from ..values import alone, open_to_read, require_store
+from ..values import alone, extra, open_to_read, require_store
 from .options import Store, allow_every_descriptor, argument, option
 
 if TYPE_CHECKING:
@@ -155,12 +155,10 @@ def serve(
     from ... import DelayedStore
     from ...opening import stored_span_ms
 
-    try:
+    with extra("serve", "broker"):
         from ...broker.configuration import BrokerConfig, read_settings
         from ...broker.server.broker import Broker, store_config
         from ...broker.server.service import run_service
-    except ModuleNotFoundError as error:
-        raise InvalidArgument("serve", error.name, "is not installed; pip install 'duelog[broker]'") from error
     log_to_stderr(log)
     chosen = read_settings(
         BrokerConfig,
@@ -278,12 +276,10 @@ def proxy(
 
     $ duelog proxy --broker pulsar://localhost:6650 --port 6660
     """
-    try:
+    with extra("proxy", "broker"):
         from ...broker.cluster.proxy import Proxy, ProxyConfig
         from ...broker.configuration import read_settings
         from ...broker.server.service import run_service
-    except ModuleNotFoundError as error:
-        raise InvalidArgument("proxy", error.name, "is not installed; pip install 'duelog[broker]'") from error
     log_to_stderr(log)
     chosen = read_settings(
         ProxyConfig,
@@ -386,10 +382,8 @@ def ui(
 
     $ duelog ui data
     """
-    try:
+    with extra("ui", "broker"):
         from ...broker.page.page_server import serve_page
-    except ModuleNotFoundError as error:
-        raise InvalidArgument("ui", error.name, "is not installed; pip install 'duelog[broker]'") from error
     require_store(store)
     allow_every_descriptor()
 

@@ -16,7 +16,7 @@ import typer
 
 from ...store.errors import InvalidArgument
 from ..output import answer, in_json, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
-from ..values import alone, iso_time, open_to_write, require_store, time_ms, time_range_ms
+from ..values import alone, extra, iso_time, open_to_write, require_store, time_ms, time_range_ms
 from .cli_messages import AllowPast
 from .options import TOKEN, Master, Store, Stores, argument, asked, end_fleet, in_fleet, option
 
@@ -185,14 +185,12 @@ def export(
     $ duelog export data archive --until 2026-12-01T00:00:00Z
     $ duelog export "stores/*" archives
     """
-    from ..arrow import NeedsArrow
+    from ..columns import needs_arrow
     from ..fleet import is_fleet, stores_of
 
-    try:
+    with needs_arrow("duelog export"):
         from ..columns.scan_rows import Wanted
         from ..transfer.parquet_export import export_store, fleet_row
-    except ImportError as error:
-        raise NeedsArrow("duelog export", error) from None
     wanted = Wanted.of(topic or None, partition or None, *time_range_ms(from_, until))
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
@@ -238,13 +236,11 @@ def _show_export(done: Any) -> None:
 
 def import_parquet(store: Path, directory: Path, subscriptions: list[str] | None) -> None:
     """`duelog import --parquet`: send the messages of an export to an empty store, which is made if need be."""
-    from ..arrow import NeedsArrow
+    from ..columns import needs_arrow
 
-    try:
+    with needs_arrow("duelog import --parquet"):
         from ..transfer.export_layout import PENDING, open_export
         from ..transfer.parquet_import import import_export
-    except ImportError as error:
-        raise NeedsArrow("duelog import --parquet", error) from None
     export = open_export(directory)
     total = sum(file.rows for file in export.message_files) + export.rows_of(PENDING)
     with (
@@ -319,10 +315,8 @@ def drain(
     from ...operations.wire_address import is_address
     from ...store.names import TopicName
 
-    try:
+    with extra("drain", "drain"):
         from ..transfer.draining import Drain, DrainTarget, PulsarTarget, StoreTarget
-    except ModuleNotFoundError as error:
-        raise InvalidArgument("drain", error.name, "is not installed; pip install 'duelog[drain]'") from error
     require_store(store)
     topics = [TopicName.parse(each) for each in topic] if topic else None
     to_store = is_address(to) or "://" not in to

@@ -23,6 +23,7 @@ from typer.models import CommandInfo
 
 from ...store.errors import DuelogError, InvalidArgument
 from ..output import drop_output, flush_output, say, write_line
+from ..values import extra
 from . import cli_consuming, cli_inspection, cli_messages, cli_replica, cli_serve, cli_transfer, cli_upkeep
 from .options import argument, completed, option
 
@@ -231,10 +232,8 @@ def demo(
     $ duelog demo --years 1
     """
     if ui:
-        try:
+        with extra("--ui", "broker"):
             from ..demo.demo_live import show_demo
-        except ModuleNotFoundError as error:
-            raise InvalidArgument("--ui", error.name, "is not installed; pip install 'duelog[broker]'") from error
         show_demo(store, years, all_, speed)
         return
     from ..demo.demo_run import run_demo

@@ -14,7 +14,7 @@ its tasks on Spark included, is an outcome with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...store.files.directory import remove_tree
 from ..audit import Audit, audit_store
 from ..audit.partition_audit import audit_partition
-from ..compact_store import CompactionTask, PartitionAnswer, compact_partition, publish
+from ..compact_store import CompactionTask, PartitionAnswer, compact_partition, compact_store, publish
 from ..fleet import AT_ONCE, Outcome, each_store
 from .session import session_for
 
@@ -40,9 +40,16 @@ def audit_with_spark(path: Path, *, master: str | None = None, spark: SparkSessi
     in this process. Raises SparkUnavailable, SparkFailed, and what `audit_store` raises.
     """
     with session_for("duelog audit", spark, master) as session:
-        from .tasks import run_tasks
+        return audit_store(path, **_spread(session, audit_partition), **how)
 
-        return audit_store(path, run=lambda tasks: run_tasks(session, audit_partition, tasks), **how)
+
+def _spread(session: SparkSession | None, function: Callable[[Any], object]) -> dict[str, Any]:
+    """The argument by which a job has its tasks done on Spark; without a session none: they are done here."""
+    if session is None:
+        return {}
+    from .tasks import run_tasks
+
+    return {"run": lambda tasks: run_tasks(session, function, tasks)}
 
 
 def export_with_spark(
@@ -55,9 +62,7 @@ def export_with_spark(
     from ..transfer.parquet_export import export_slice, export_store
 
     with session_for("duelog export", spark, master) as session:
-        from .tasks import run_tasks
-
-        return export_store(store, dest, run=lambda tasks: run_tasks(session, export_slice, tasks), **how)
+        return export_store(store, dest, **_spread(session, export_slice), **how)
 
 
 def compact_with_spark(
@@ -103,34 +108,28 @@ def _attempts(store: Path, names: Iterable[str]) -> list[Path]:
 
 def audit_fleet(stores: Sequence[Path], *, session: SparkSession | None = None, **how: Any) -> Iterator[Outcome[Audit]]:
     """The audit of each store, with `how` for the other keywords of `audit_store`."""
-    if session is None:
-        return each_store(stores, lambda store: audit_store(store, **how))
-    return each_store(stores, lambda store: audit_with_spark(store, spark=session, **how), at_once=AT_ONCE)
+    how |= _spread(session, audit_partition)
+    return each_store(stores, lambda store: audit_store(store, **how), at_once=_at_once(session))
 
 
 def export_fleet(
     stores: Sequence[Path], *, dest: Path, session: SparkSession | None = None, **how: Any
 ) -> Iterator[Outcome[Exported]]:
     """The export of each store into a directory of its own in `dest`, with `how` for `export_store`."""
-    from ..transfer.parquet_export import export_store, export_stores
+    from ..transfer.parquet_export import export_slice, export_store, export_stores
 
-    if session is None:
-        return export_stores(stores, dest, lambda store, into: export_store(store, into, **how))
-    return export_stores(
-        stores, dest, lambda store, into: export_with_spark(store, into, spark=session, **how), at_once=AT_ONCE
-    )
+    how |= _spread(session, export_slice)
+    return export_stores(stores, dest, lambda store, into: export_store(store, into, **how), at_once=_at_once(session))
 
 
 def compact_fleet(
     stores: Sequence[Path], *, session: SparkSession | None = None, **how: Any
 ) -> Iterator[Outcome[CompactionReport]]:
     """The compaction of each store, with `how` for `compact_store`."""
-    from ..compact_store import compact_store
+    if session is not None:
+        how["run"] = lambda tasks, progress: compact_with_spark(tasks, spark=session)
+    return each_store(stores, lambda store: compact_store(store, **how), at_once=_at_once(session))
 
-    if session is None:
-        return each_store(stores, lambda store: compact_store(store, **how))
 
-    def work(store: Path) -> CompactionReport:
-        return compact_store(store, run=lambda tasks, progress: compact_with_spark(tasks, spark=session), **how)
-
-    return each_store(stores, work, at_once=AT_ONCE)
+def _at_once(session: SparkSession | None) -> int:
+    return 1 if session is None else AT_ONCE
