@@ -137,10 +137,13 @@ def sealed_in(store: Path, partitions: list[tuple[int, PartitionRecord]]) -> lis
 
 
 @contextmanager
-def open_generation(sealed: Sealed, store_id: bytes, wal: FollowedWal | None = None) -> Iterator[Environment]:
+def open_generation(
+    sealed: Sealed, store_id: bytes, wal: FollowedWal | None = None, *, write: bool = False
+) -> Iterator[Environment]:
     """The environment of a generation inside the block: a sealed one without locks, of the size it was listed with.
 
-    wal: that of the store, for an open partition, which is read under locks with what the log has of it.
+    wal: that of the store, for an open partition, which is read under locks with what the log has of it. write: for
+    the holder of the store's lock.
     Raises DamagedStore for one that is missing, short, or of another store, partition or generation.
     """
     path, file_bytes = sealed.path, sealed.size()
@@ -149,7 +152,8 @@ def open_generation(sealed: Sealed, store_id: bytes, wal: FollowedWal | None = N
     if wal is None and file_bytes != sealed.file_bytes:
         raise DamagedStore(path / "data.mdb", f"is {file_bytes} bytes, was {sealed.file_bytes} when the job began")
     follow = None if wal is None else wal.of(sealed.start_ms)
-    opened = Environment(path, name=sealed.name, read_only=True, lock=wal is not None, follow=follow)
+    has_lock = write or wal is not None
+    opened = Environment(path, name=sealed.name, read_only=not write, lock=has_lock, follow=follow)
     with closing(opened) as environment:
         state = PartitionState.CLOSED if wal is None else PartitionState.OPEN
         partition = Partition(path, sealed.start_ms, sealed.end_ms, sealed.generation, state)
