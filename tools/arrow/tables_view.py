@@ -178,7 +178,7 @@ def open_export_tables(path: Path) -> Iterator[Tables]:
             return
         asked = list(dict.fromkeys([*columns, "due_ms"]))
         for file in export.message_files:
-            if wanted.topics is not None and file.topic not in wanted.topics:
+            if not wanted.has_topic(file.topic):
                 continue
             if wanted.partitions is not None and file.partition not in wanted.partitions:
                 continue

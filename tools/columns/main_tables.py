@@ -28,7 +28,7 @@ from ...partitions import cancellations
 from ...partitions.timespan import directory_name
 from ...replica.copied_store import CopiedStore, Excerpt
 from ...store.codec import format as fmt
-from ...store.codec.format import LedgerState, PartitionState, Table
+from ...store.codec.format import PartitionState, Table
 from ...store.codec.run import Run, RunKind
 from ...store.codec.sent_ids import IN_MAIN, KeyRecord
 from ...store.env.environment import Environment
@@ -39,7 +39,7 @@ from ...store.log.scan import runs
 from ...store.wal.followed_wal import FollowedWal
 from .held_letters import Unreadable, held_letters
 from .scan_arrow import MESSAGES, Known, logs_now, needs_claims, now_ms, pending_in, scan_messages, scan_pending
-from .scan_rows import Wanted, plan_in
+from .scan_rows import Wanted, kept_ledgers, plan_in
 from .sealed import Sealed, copied_partitions, excerpt, open_main_to_read, sealed_in
 
 MARKERS = pa.schema(
@@ -179,8 +179,8 @@ _PAUSED = 0x01
 class MarkerLedger(NamedTuple):
     """A ledger of a main log whose markers one task may read. Picklable."""
 
-    topic: str
     topic_id: int
+    topic: str
     ledger_id: int
     entries: int
 
@@ -286,17 +286,10 @@ def small_batches(raw: Reads, store: Path, table: str) -> Iterator[pa.RecordBatc
 # -- markers -------------------------------------------------------------------------------------
 
 
-def marker_ledgers(raw: Reads, topics: frozenset[str] | None = None) -> list[MarkerLedger]:
-    """The ledgers of the main logs of all topics, or of some; those being removed are left out."""
-    found = []
-    for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
-        topic_id, ledger_id = fmt.leading_u32(key), fmt.trailing_u64(key)
-        record = fmt.LedgerRecord.unpack(fields)
-        topic = catalog.topic_name(raw, topic_id)
-        if record.state is LedgerState.TRIMMING or topic is None or (topics is not None and topic not in topics):
-            continue
-        found.append(MarkerLedger(topic, topic_id, ledger_id, record.entries))
-    return found
+def marker_ledgers(raw: Reads, wanted: Wanted) -> list[MarkerLedger]:
+    """The ledgers of the main logs of topics that are wanted."""
+    found = kept_ledgers(raw, wanted)
+    return [MarkerLedger(topic_id, topic, ledger_id, record.entries) for topic_id, topic, ledger_id, record in found]
 
 
 def scan_markers(
@@ -431,7 +424,7 @@ class View(NamedTuple):
             return
         found: Iterable[pa.RecordBatch]
         if table == "markers":
-            ledgers = marker_ledgers(self.raw, wanted.topics)
+            ledgers = marker_ledgers(self.raw, wanted)
             found = chain.from_iterable(scan_markers(each, lambda: nullcontext(self.raw)) for each in ledgers)
         else:
             found = small_batches(self.raw, self.store, table)

@@ -35,7 +35,7 @@ from ...partitions import cancellations
 from ...store.codec import format as fmt
 from ...store.codec.body import decode_body
 from ...store.codec.checksum import crc32
-from ...store.codec.format import LedgerRecord, LedgerState, PartitionRecord, PartitionState, Table
+from ...store.codec.format import PartitionRecord, PartitionState, Table
 from ...store.codec.frontier import UNREADABLE_DUE
 from ...store.codec.run import Int64s, Run
 from ...store.env.memtable import Reads
@@ -44,7 +44,21 @@ from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.position import MAX_ID
 from ...store.wal.followed_wal import FollowedWal
-from .scan_rows import BATCH_ROWS, USUAL, Batch, Bools, LogRange, Logs, Sizes, Slice, Wanted, batches, cut, logs_of
+from .scan_rows import (
+    BATCH_ROWS,
+    USUAL,
+    Batch,
+    Bools,
+    LogRange,
+    Logs,
+    Sizes,
+    Slice,
+    Wanted,
+    batches,
+    cut,
+    kept_ledgers,
+    logs_of,
+)
 from .sealed import Sealed, open_generation, open_main_to_read, read_sealed
 
 MESSAGES = pa.schema(
@@ -221,36 +235,27 @@ def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: di
     limit = first + lengths
     usual = whole & (count >= 2) & (count <= 5) & (heads[:, 1] == 0xCF) & (width >= 0xC4) & (width <= 0xC6)
     usual &= np.where(count == 2, limit == ends, limit < ends) & (publish >= 0)
-
     view = memoryview(data)
     keys: list[str | None] = [None] * rows
     maps: dict[int, dict[str, str]] = {}
     extras: dict[int, bytes] = {}
     odd: dict[int, bytes] = {}
-    tails = np.flatnonzero(usual & (count > 2)).tolist()
-    others = np.flatnonzero(whole & ~usual).tolist()
-    for row in tails:
-        stub = _STUB.pack(0x90 + int(count[row]), 0xCF, 0, 0xC4, 0)
+    for row in np.flatnonzero(whole & ~(usual & (count == 2))).tolist():
+        is_usual = bool(usual[row])
+        start, stub = int(starts[row]), b""
+        if is_usual:  # what follows the payload, which is not looked at
+            start, stub = int(limit[row]), _STUB.pack(0x90 + int(count[row]), 0xCF, 0, 0xC4, 0)
         try:
-            _, _, keys[row], properties, extra = decode_body(stub + view[int(limit[row]) : int(ends[row])])
+            publish_ms, payload, key, properties, extra = decode_body(stub + view[start : int(ends[row])])
+            if publish_ms > MAX_ID:
+                raise ValueError("publish_ms of a body is no time in ms")
         except ValueError as error:
             reasons[row] = str(error)
             usual[row] = False
             continue
-        if properties is not None:
-            maps[row] = properties
-        if extra is not None:
-            extras[row] = msgpack.packb(extra)
-    for row in others:
-        try:
-            publish_ms, payload, key, properties, extra = decode_body(view[int(starts[row]) : int(ends[row])])
-        except ValueError as error:
-            reasons[row] = str(error)
-            continue
-        if publish_ms > MAX_ID:
-            reasons[row] = "publish_ms of a body is no time in ms"
-            continue
-        publish[row], odd[row], keys[row] = publish_ms, payload, key
+        keys[row] = key
+        if not is_usual:
+            publish[row], odd[row] = publish_ms, payload
         if properties is not None:
             maps[row] = properties
         if extra is not None:
@@ -411,7 +416,7 @@ def _ranges(raw: Reads, start_ms: int, logs: Logs, tails: dict[int, int], wanted
     """Ranges that may be pending in one partition; of entries that were not known only those that are admitted."""
     for topic_id, ledger_id, tail in logs:
         topic = catalog.topic_name(raw, topic_id)
-        if topic is None or (wanted.topics is not None and topic not in wanted.topics):
+        if topic is None or not wanted.has_topic(topic):
             continue
         admitted = cancellations.members(raw, Table.ADMITTED, ledger_id)
         cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id)
@@ -424,14 +429,8 @@ def _ranges(raw: Reads, start_ms: int, logs: Logs, tails: dict[int, int], wanted
 
 
 def _main_ranges(raw: Reads, wanted: Wanted) -> Iterator[LogRange]:
-    for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
-        topic_id, ledger_id = fmt.leading_u32(key), fmt.trailing_u64(key)
-        topic = catalog.topic_name(raw, topic_id)
-        trimming = LedgerRecord.unpack(fields).state is LedgerState.TRIMMING
-        if trimming or topic is None or (wanted.topics is not None and topic not in wanted.topics):
-            continue
-        tail = find_tail(raw, "main", ledger_id)
-        if tail:
+    for topic_id, topic, ledger_id, _ in kept_ledgers(raw, wanted):
+        if tail := find_tail(raw, "main", ledger_id):
             yield LogRange(topic_id, topic, ledger_id, 0, tail)
 
 

@@ -21,7 +21,7 @@ from ...opening import Identity
 from ...partitions import cancellations
 from ...partitions.timespan import parse_directory_name
 from ...store.codec import format as fmt
-from ...store.codec.format import Table
+from ...store.codec.format import LedgerRecord, LedgerState, Table
 from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind
 from ...store.env.environment import Environment
@@ -32,6 +32,7 @@ from ...store.log.ledger import find_tail
 from ...store.log.scan import runs
 from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
+from ...survey.contents import read_logs
 from .sealed import Sealed, open_generation, read_sealed
 
 
@@ -113,6 +114,9 @@ class Wanted(NamedTuple):
         """True where no due time is left out, that of entries that cannot be read included."""
         return self.due_from_ms <= 0 and self.due_until_ms > MAX_DUE_MS
 
+    def has_topic(self, topic: str | None) -> bool:
+        return self.topics is None or topic in self.topics
+
     def has_partition(self, sealed: Sealed) -> bool:
         if self.partitions is not None and sealed.partition not in self.partitions:
             return False
@@ -145,6 +149,15 @@ def plan_in(
     return found
 
 
+def kept_ledgers(raw: Reads, wanted: Wanted) -> Iterator[tuple[int, str, int, LedgerRecord]]:
+    """(topic id, topic, ledger id, record) of the ledgers of main logs that are wanted, but for those being removed."""
+    for key, fields in catalog.rows(raw, fmt.prefix(Table.LEDGER)):
+        topic_id, record = fmt.leading_u32(key), LedgerRecord.unpack(fields)
+        topic = catalog.topic_name(raw, topic_id)
+        if record.state is not LedgerState.TRIMMING and topic is not None and wanted.has_topic(topic):
+            yield topic_id, topic, fmt.trailing_u64(key), record
+
+
 Logs = list[tuple[int, int, int]]
 """(topic id, ledger id, tail) of partition logs."""
 
@@ -152,22 +165,19 @@ Logs = list[tuple[int, int, int]]
 def logs_of(environment: Environment) -> Logs:
     """(topic id, ledger id, tail) of every partition log of a generation. The tail is one past the last entry."""
     with environment.read() as raw:
-        found = catalog.rows(raw, fmt.prefix(Table.LOG))
-        logs = [(fmt.trailing_u32(key), fmt.unpack_u64(fields)) for key, fields in found]
-        return [(topic_id, ledger_id, find_tail(raw, environment.name, ledger_id)) for topic_id, ledger_id in logs]
+        return [(topic_id, each, find_tail(raw, environment.name, each)) for topic_id, each in read_logs(raw).items()]
 
 
 def _ranges(raw: Reads, logs: Logs, wanted: Wanted, claims: bool) -> Iterator[LogRange]:
     for topic_id, ledger_id, tail in logs:
         topic = catalog.topic_name(raw, topic_id)
-        if not tail or (wanted.topics is not None and topic not in wanted.topics):
-            continue
-        if claims:
-            cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id).serialize()
-            admitted = cancellations.members(raw, Table.ADMITTED, ledger_id).serialize()
-            yield LogRange(topic_id, topic, ledger_id, 0, tail, cancelled, admitted)
-        else:
-            yield LogRange(topic_id, topic, ledger_id, 0, tail)
+        if tail and wanted.has_topic(topic):
+            log = LogRange(topic_id, topic, ledger_id, 0, tail)
+            if claims:
+                cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id).serialize()
+                admitted = cancellations.members(raw, Table.ADMITTED, ledger_id).serialize()
+                log = log._replace(cancelled=cancelled, admitted=admitted)
+            yield log
 
 
 def cut(ranges: Iterable[LogRange], file_bytes: int, sizes: Sizes) -> Iterator[tuple[LogRange, ...]]:

@@ -212,7 +212,7 @@ class DuelogReader(DataSourceReader):
 
     def _plan_markers(self, store: Path) -> list[list[MarkerLedger]]:
         with open_main_to_read(store) as (_, main), main.read() as raw:
-            ledgers = marker_ledgers(raw, self.wanted.topics)
+            ledgers = marker_ledgers(raw, self.wanted)
         plan: list[list[MarkerLedger]] = []
         room = 0
         for ledger in ledgers:
