@@ -81,19 +81,17 @@ class Figures(NamedTuple):
     dead_bytes: int
 
 
-class Failed(NamedTuple):
-    """Why a partition could not be compacted; the store is as it was."""
-
-    reason: str
-
-
 class PartitionAnswer(NamedTuple):
-    """Result of a task. figures None: it failed before it was planned. result None: nothing was to be copied."""
+    """Result of a task. figures None: it failed before it was planned. result None: nothing was to be copied.
+
+    failure: why it could not be compacted, and is as it was.
+    """
 
     start_ms: int
-    figures: Figures | None
-    worth_it: bool
-    result: Staged | Failed | None
+    figures: Figures | None = None
+    worth_it: bool = False
+    result: Staged | None = None
+    failure: str = ""
 
 
 def compact_partition(
@@ -101,43 +99,43 @@ def compact_partition(
 ) -> PartitionAnswer:
     """Plan a partition; if enough of it is dead, copy and verify it. Told bytes of the file dealt with, twice over.
 
-    What is wrong with the partition, and a full disk, is an answer (Failed). So is what the system refuses (an OSError,
-    or an error that it is the cause of), unless the task is begun `again` by the caller that gets it raised.
+    What is wrong with the partition, and a full disk, is an answer with `failure`. So is what the system refuses (an
+    OSError, or an error that it is the cause of), unless the task is begun `again` by the caller that gets it raised.
     """
     if task.copied is not None:
         return _compact_copied(task, task.copied, again)
-    figures, worth_it = None, False
-    result: Staged | Failed | None = None
+    answer = PartitionAnswer(task.sealed.start_ms)
     try:
         with open_generation(task.sealed, task.store_id) as source:
             plan = plan_generation(source, task.claims)
             entries = sum(log.entries for log in plan.logs)
             figures = Figures(entries, plan.body_bytes, plan.dead_entries, plan.dead_bytes)
             worth_it = plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio
+            answer = answer._replace(figures=figures, worth_it=worth_it)
             if worth_it and not task.dry_run:
-                result = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
+                staged = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
+                answer = answer._replace(result=staged)
     except (DuelogError, OSError) as error:
         refused = _refused_by_system(error, Path(task.sealed.store) / "staging")
         if again and refused is not None:
             raise
-        result = Failed(SWEPT if isinstance(refused, FileNotFoundError) else str(error))
-    return PartitionAnswer(task.sealed.start_ms, figures, worth_it, result)
+        answer = answer._replace(failure=SWEPT if isinstance(refused, FileNotFoundError) else str(error))
+    return answer
 
 
 def _compact_copied(task: CompactionTask, copied: Excerpt, again: bool) -> PartitionAnswer:
     """Fetch a partition of a copy, compact it, and put the result beside the copy."""
-    start_ms = task.sealed.start_ms
     try:
         with copied.fetched() as path:
             tasks, found = _tasks(path, task.min_dead_ratio, task.dry_run)
             answers = [*found.answers.values(), *(compact_partition(each, again=again) for each in tasks)]
             (answer,) = answers
-            if isinstance(answer.result, Staged):
+            if answer.result is not None:
                 name = put_compacted(Bucket(task.sealed.store), answer.result)
                 answer = answer._replace(result=answer.result._replace(directory=name))
             return answer
     except (ReplicaDamaged, DamagedStore) as error:
-        return PartitionAnswer(start_ms, None, False, Failed(str(error)))
+        return PartitionAnswer(task.sealed.start_ms, failure=str(error))
 
 
 def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError | None:
@@ -150,13 +148,13 @@ def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError |
 
 
 def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
-    """Hand over what an answer has staged, from when on it may be adopted; Failed where it is no longer there."""
-    if not isinstance(answer.result, Staged) or copy_url(store) is not None:
+    """Hand over what an answer has staged, from when on it may be adopted; a failure where it is no longer there."""
+    if answer.result is None or copy_url(store) is not None:
         return answer
     try:
         return answer._replace(result=hand_over(store, answer.result))
     except FileNotFoundError:
-        return answer._replace(result=Failed(SWEPT))
+        return answer._replace(result=None, failure=SWEPT)
 
 
 _ADOPTED_AT_ONCE = 64
@@ -279,7 +277,7 @@ def _compact(
         found.answers[answer.start_ms] = answer
         dealt_with += 2 * found.sealed[answer.start_ms].file_bytes
         further(max(0, dealt_with - done))
-        if answer.result is None or isinstance(answer.result, Failed) or tasks[0].copied is not None:
+        if answer.result is None or tasks[0].copied is not None:
             continue
         waiting.append(answer.result)
         if len(waiting) >= _ADOPTED_AT_ONCE or sum(each.source_bytes for each in waiting) >= _ADOPTED_AT_ONCE_BYTES:
@@ -314,7 +312,7 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> "tuple[list[Comp
                 with open_generation(sealed, identity.store_id) as source, source.read() as rows:
                     logs = partition_logs(rows)
             except DuelogError as error:
-                found.answers[start_ms] = PartitionAnswer(start_ms, None, False, Failed(str(error)))
+                found.answers[start_ms] = PartitionAnswer(start_ms, failure=str(error))
                 continue
             claims = tuple(claims_of_logs(raw, known[start_ms], logs))
             tasks.append(CompactionTask(sealed, identity.store_id, claims, min_dead_ratio, dry_run))
@@ -385,10 +383,10 @@ class _Found:
         after, reason = None, ""
         if sealed.start_ms in self.adopted:
             outcome, after = "adopted", self.adopted[sealed.start_ms]
+        elif answer.failure:
+            outcome, reason = "failed", answer.failure
         elif answer.result is None:
             outcome = "planned" if answer.worth_it else "skipped"
-        elif isinstance(answer.result, Failed):
-            outcome, reason = "failed", answer.result.reason
         else:
             name = Path(answer.result.directory).name
             outcome, after = "waiting", answer.result.file_bytes

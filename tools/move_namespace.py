@@ -16,7 +16,7 @@ open, so nothing is sent or fired meanwhile.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,12 +194,6 @@ def _remove_rest(store: DelayedStore, is_wanted: Callable[[str], bool]) -> None:
             subscription, _, topic = rest.rpartition(" of topic ")
             if is_wanted(topic.removeprefix(SCHEME)):
                 store.remove_policies(topic=topic, subscription=subscription)
-    for key in [key for key, _ in _documents(store)]:
+    for key in [key for key, _ in store.documents.items() if not key.startswith((*_SHARED, _ORIGIN))]:
         if is_wanted(key.partition("/")[2]):
             store.documents.delete(key)
-
-
-def _documents(store: DelayedStore) -> Iterator[tuple[str, object]]:
-    for key, document in store.documents.items():
-        if not key.startswith((*_SHARED, _ORIGIN)):
-            yield key, document

@@ -21,6 +21,7 @@ from ...operations.operation import Ask
 from ..admin.application import Application, WebServer
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
+from ..protocol.loop_calls import told_to_stop
 from ..security.authentication import Authentication, InvalidCredentials, Proven
 from ..security.permissions import Action, Permissions
 from .operation_resource import OperationResource
@@ -101,16 +102,16 @@ class _NoGrants:
 async def serve_page(
     ask: Ask,
     announce: Callable[[str], object],
-    ended: asyncio.Event,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     only_look: bool = False,
 ) -> None:
-    """Serve until `ended` is set. announce: told the address once it is reached. only_look: nothing can be changed.
+    """Serve until SIGTERM or SIGINT. announce: told the address once it is reached. only_look: nothing can be changed.
 
     Raises OSError.
     """
+    ended = told_to_stop()
     administrator, viewer = _ROLES
     token = secrets.token_urlsafe(24)
     role = viewer if only_look else administrator

@@ -6,6 +6,7 @@ subscriptions, costs one such byte.
 
 import asyncio
 import logging
+import signal
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -84,6 +85,14 @@ class Workers:
         """Run it, without waiting; it does not raise. Once the broker has ended nothing is run."""
         with suppress(RuntimeError):
             self._executor.submit(work)
+
+
+def told_to_stop() -> asyncio.Event:
+    """Make an event that SIGTERM and SIGINT set. REQUIRES: the event loop of the main thread."""
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    return ended
 
 
 class KeptUp(Generic[T]):

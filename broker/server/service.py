@@ -6,7 +6,6 @@ import errno
 import gc
 import logging
 import os
-import signal
 import socket
 import ssl
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ from ..admin.application import Application, WebServer
 from ..configuration import ServiceConfig
 from ..lookup.topic_lookup import Urls
 from ..protocol.fields import Command
-from ..protocol.loop_calls import keep_refreshing
+from ..protocol.loop_calls import keep_refreshing, told_to_stop
 from ..protocol.states import Session
 from ..security.authentication import Certificate
 from .connection import Admission, Connection, Environment, Fail, Handler
@@ -253,10 +252,7 @@ async def run_service(service: Service, announce: Callable[[Urls, Urls], object]
 
     Its second argument is where administration is, empty if nowhere.
     """
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    ended = told_to_stop()
     await service.start()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -7,7 +7,6 @@ again.
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +28,7 @@ from ...store.errors import (
 from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
 from ..lookup.topic_lookup import Urls
+from ..protocol.loop_calls import told_to_stop
 from .broker import Broker
 
 _log = logging.getLogger("duelog.broker")
@@ -60,13 +60,10 @@ class Turns:
         self._listen = listen
         self._poll_s = min(max(standby.lease_ms / 10_000, 0.05), 1.0)
         self._thread = ThreadPoolExecutor(1, "duelog-standby")
-        self._ended = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises what the copy refuses, and what a store or a broker raises."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._ended.set)
+        self._ended = told_to_stop()
         while not self._ended.is_set():
             if await self._follow():
                 try:

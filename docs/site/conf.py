@@ -216,10 +216,6 @@ _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 def prepare_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """The project's docstrings as reStructuredText: code in backticks, errors as links, fields as a list."""
-    if (
-        name.startswith("duelog.aio.") and lines and what == "method"
-    ):  # which may be defined in a base of the public class
-        lines[0] = re.sub(r"^As `duelog\.\w+\.", f"As `duelog.{name.split('.')[2]}.", lines[0])
     made: list[str] = []
     in_code = False
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):

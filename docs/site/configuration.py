@@ -122,25 +122,16 @@ def _indented(lines: list[str]) -> Iterator[str]:
         yield line
 
 
-def attribute_docstrings(cls: type) -> dict[str, str]:
-    """The string under each field of a class, by name."""
-    (body,) = (node.body for node in ast.parse(inspect.getsource(cls)).body if isinstance(node, ast.ClassDef))
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
-
-
-def annotations_of(cls: type) -> dict[str, str]:
-    """The annotation of each field of a class, as its source has it."""
-    found: dict[str, str] = {}
+def annotated(cls: type) -> dict[str, tuple[str, str]]:
+    """The annotation of each field of a class, as its source has it, and the string under it, "": none."""
+    found: dict[str, tuple[str, str]] = {}
     for base in reversed(cls.__mro__[:-1]):
         (body,) = (node.body for node in ast.parse(inspect.getsource(base)).body if isinstance(node, ast.ClassDef))
-        for field in body:
+        for field, below in pairwise([*body, ast.Pass()]):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = ast.unparse(field.annotation)
+                text = below.value if isinstance(below, ast.Expr) else None
+                meaning = " ".join(str(text.value).split()) if isinstance(text, ast.Constant) else ""
+                found[field.target.id] = ast.unparse(field.annotation), meaning
     return found
 
 
@@ -187,11 +178,11 @@ def _toml_type(annotation: str) -> str:
 
 def store_settings() -> dict[str, list[Setting]]:
     """By heading of the docstring of `StoreConfig`."""
-    by_name, annotations = {each.name: each for each in fields(StoreConfig)}, annotations_of(StoreConfig)
+    by_name, annotations = {each.name: each for each in fields(StoreConfig)}, annotated(StoreConfig)
     found: dict[str, list[Setting]] = {}
     for each in documented_fields(StoreConfig.__doc__ or ""):
         field, unit = by_name[each.name], unit_of(each.name)
-        row = Setting(each.name, _type(annotations[each.name]), shown(_default(field), unit), unit, each.text)
+        row = Setting(each.name, _type(annotations[each.name][0]), shown(_default(field), unit), unit, each.text)
         found.setdefault(each.heading, []).append(row)
     return found
 
@@ -203,10 +194,10 @@ def policies() -> list[Setting]:
         for cls in (DelayedDeliveryPolicies, Policies)
         for each in documented_fields(cls.__doc__ or "")
     }
-    found, annotations = [], annotations_of(Policies)
+    found, annotations = [], annotated(Policies)
     for field in fields(Policies):
         unit = unit_of(field.name)
-        kind = _type(annotations[field.name].removeprefix("Optional").removesuffix(" | None"))
+        kind = _type(annotations[field.name][0].removeprefix("Optional").removesuffix(" | None"))
         text = f"{texts.get(field.name, '')} *{_scopes(field.name)}.*"
         found.append(Setting(field.name, kind, shown(DEFAULTS[field.name], unit), unit, text))
     return found
@@ -220,16 +211,15 @@ def _scopes(name: str) -> str:
 
 def settings_of(cls: type[BrokerConfig] | type[ProxyConfig]) -> list[Setting]:
     """Every setting of a class, under its name in a file."""
-    texts = {name: text for base in reversed(cls.__mro__[:-1]) for name, text in attribute_docstrings(base).items()}
-    in_file, found, annotations = cls.in_file, [], annotations_of(cls)
+    in_file, found, annotations = cls.in_file, [], annotated(cls)
     for field in fields(cls):
         if not field.init:
             continue
-        unit, name = unit_of(field.name), in_file(field.name)
-        text = re.sub("`([a-z]+_[a-z_]+)`", lambda match: f"`{in_file(match[1])}`", texts.get(field.name, ""))
+        unit, name, (annotation, text) = unit_of(field.name), in_file(field.name), annotations[field.name]
+        text = re.sub("`([a-z]+_[a-z_]+)`", lambda match: f"`{in_file(match[1])}`", text)
         text = re.sub(r"\bNone\b", "unset", text)
         default = in_toml(shown(_default(field), unit))
-        found.append(Setting(name, _toml_type(annotations[field.name]), default, unit, text))
+        found.append(Setting(name, _toml_type(annotation), default, unit, text))
     return found
 
 

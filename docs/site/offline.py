@@ -10,22 +10,11 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-LOADING = {
-    "audio": ("src",),
-    "embed": ("src",),
-    "iframe": ("src", "srcdoc"),
-    "image": ("href", "xlink:href"),
-    "img": ("src", "srcset"),
-    "input": ("src",),
-    "link": ("href",),
-    "object": ("data",),
-    "script": ("src",),
-    "source": ("src", "srcset"),
-    "track": ("src",),
-    "use": ("href", "xlink:href"),
-    "video": ("src", "poster"),
-}
-"""Tag to the attributes whose address a browser loads by itself."""
+LOADING = ("src", "srcdoc", "srcset", "poster", "data", "xlink:href")
+"""Attributes whose address a browser loads by itself, of any tag."""
+
+LOADING_BY_HREF = ("image", "link", "use")
+"""Tags of which it loads `href`, too."""
 
 NAMED_ONLY = {"alternate", "author", "canonical", "help", "license", "next", "prev", "search", "bookmark"}
 """Relations of a `link` that load nothing."""
@@ -49,7 +38,7 @@ class _Page(HTMLParser):
         self.found += in_style(given.get("style", ""))
         if tag == "link" and given.get("rel", "") in NAMED_ONLY:
             return
-        for name in LOADING.get(tag, ()):
+        for name in (*LOADING, *(("href",) if tag in LOADING_BY_HREF else ())):
             self.found += _ADDRESS.findall(given.get(name, ""))
         if tag == "meta" and given.get("http-equiv", "").lower() == "refresh":
             self.found += re.findall(r"url=\s*(https?://.*)", given.get("content", ""), re.IGNORECASE)

@@ -19,7 +19,6 @@ from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.compact_store import (
     CompactionReport,
     CompactionTask,
-    Failed,
     PartitionAnswer,
     Runner,
     _tasks,
@@ -213,7 +212,7 @@ def test_the_largest_partition_is_begun_first(store: Built, monkeypatch: pytest.
     answers = compact_with_spark(sized, spark=object())  # type: ignore[arg-type]
     assert [task.sealed.file_bytes for task in sent] == [40960, 8192, 4096]
     assert {each.start_ms for each in answers} == {task.sealed.start_ms for task in tasks}
-    assert all(isinstance(each.result, Failed) for each in answers)  # none of them is of that size
+    assert all(each.failure for each in answers)  # none of them is of that size
     assert compact_with_spark([], spark=object()) == []  # type: ignore[arg-type]
 
 
@@ -228,6 +227,6 @@ def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch:
     with pytest.raises(OSError, match="Input/output"):
         compact_in_task(task)
     answer = compact_partition(task)
-    assert answer.result == Failed("[Errno 5] Input/output error")
+    assert answer.failure == "[Errno 5] Input/output error"
     assert answer.figures
     assert answer.worth_it

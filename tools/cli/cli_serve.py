@@ -387,18 +387,12 @@ def ui(
     require_store(store)
     allow_every_descriptor()
 
-    async def serve(ask: Ask) -> None:
-        ended = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await serve_page(ask, announce, ended, host=host, port=port, only_look=only_look)
-
     def announce(address: str) -> None:
         write_line(f"{store} is shown at {address}")
         sys.stdout.flush()
 
     with _asked(store, only_look) as ask:
-        asyncio.run(serve(ask))
+        asyncio.run(serve_page(ask, announce, host=host, port=port, only_look=only_look))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ demo; nothing is verified here.
 """
 
 import asyncio
-import signal
 import tempfile
 import threading
 from contextlib import ExitStack
@@ -71,18 +70,11 @@ class LiveReplay:
 def show_demo(store: Path | None, years: int, all_: bool, speed: float) -> None:
     """Replay the trace, and serve the page of it, until SIGTERM or Ctrl-C. store: None: a temporary one."""
     trace = load_trace() if all_ else load_trace().last_years(years)
-
-    async def serve(opened: DelayedStore) -> None:
-        ended = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await serve_page(asking(opened), _say, ended)
-
     with ExitStack() as stack:
         path = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duelog-demo-"))) / "store"
         opened = stack.enter_context(DelayedStore.open(path))
         stack.enter_context(LiveReplay(opened, trace, speed))
-        asyncio.run(serve(opened))
+        asyncio.run(serve_page(asking(opened), _say))
 
 
 def _say(address: str) -> None:

@@ -70,7 +70,7 @@ def compact_with_spark(
 ) -> list[PartitionAnswer]:
     """Compact partitions of one store, a Spark task for each, the largest first; what was staged is handed over.
 
-    The answer of one that cannot be compacted (it is damaged, or the disk is full) is Failed, and the others go on.
+    The answer of one that cannot be compacted (it is damaged, or the disk is full) has a failure, and the others go on.
     spark: a session to use; else one is made as `master` says, and stopped. Raises SparkUnavailable, and SparkFailed
     with nothing published: a task has failed for good in a way that another attempt might not have.
     """
