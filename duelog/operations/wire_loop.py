@@ -33,6 +33,8 @@ _QUIET_S = 0.1
 """It waits until it is called where nothing was written for so long."""
 _SOON_S = 0.02
 """A time so near is waited for exactly: epoll rounds to milliseconds, upwards."""
+_LONGEST_S = 3_600.0
+"""It looks again after so long: epoll raises for a wait of more than 24 days."""
 
 Ready = Callable[[int], object]
 """Called in the thread with the events that a socket is ready for."""
@@ -165,7 +167,7 @@ class WireLoop:
         if self._calls:  # left by one that has raised
             self._serve(0)
         elif self._in_row < _ALONE or not self._serve_awake():
-            timeout = max(self._timers[0][0] - time.monotonic(), 0) if self._timers else None
+            timeout = min(max(self._timers[0][0] - time.monotonic(), 0), _LONGEST_S) if self._timers else None
             if timeout is not None and 0 < timeout < _SOON_S:
                 timeout = self._wait_exactly(timeout)
             self._serve(timeout)

@@ -21,7 +21,7 @@ from ..stats import ClientPart, ClientStats
 from . import wire_values
 from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
 from .wire_calls import Guard, Service, WireCalls, closing
-from .wire_values import pack, pack_error, unpack
+from .wire_values import pack, pack_error, unpack, unpack_plain
 
 Admit: TypeAlias = Callable[[str, bytes], Guard]
 """Says what a client may do, by its method and credentials. In a thread that may wait. Raises NotAllowed."""
@@ -73,6 +73,7 @@ class WirePeer:
         """Those that have come, and wait because others are under way."""
         self._since = time.monotonic()
         """When it last was as it should be: its answers read, its frames whole."""
+        self._came = self._since
         self.calls = WireCalls(service, self)
         self._begun = 0
         """Requests that have come."""
@@ -184,7 +185,7 @@ class WirePeer:
             while waiting and not (self.closed or self._held) and self._begun - self._answered < MOST_REQUESTS:
                 body = waiting.popleft()
                 try:
-                    request = unpack(body)
+                    request = unpack(body) if self._admit is None else unpack_plain(body)
                 except InvalidArgument as error:
                     self._refuse_one(body, error)
                     continue
@@ -229,7 +230,7 @@ class WirePeer:
 
     def end_if_stalled(self, now: float) -> None:
         """End it where its peer does not go on."""
-        if now - self._since <= STALLED_S:
+        if now - (self._since if self._admit is None else self._came) <= STALLED_S:
             return
         if self.unread or self._frames.begun or self._admit is not None:
             _log.info("%s: a connection ends: its peer does not go on", self._service.path)

@@ -115,6 +115,14 @@ def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
         raise InvalidArgument("frame", bytes(body[:40]), f"cannot be read: {error!r}") from None
 
 
+def unpack_plain(body: bytes | memoryview) -> Any:
+    """Read a value of somebody who is not known yet: none of more memory than its bytes are worth, no object is made."""
+    try:
+        return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
+    except (*_UNREADABLE, msgpack.UnpackException) as error:
+        raise InvalidArgument("frame", bytes(body[:40]), f"cannot be read: {error!r}") from None
+
+
 def _read_alone(code: int, data: bytes) -> Any:
     """Read a value of an extension type, of a body that has no objects of the client's."""
     return _READERS[code](data, ())

@@ -4,9 +4,13 @@ import base64
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
+import msgpack
 import pytest
 
 import duelog
@@ -15,6 +19,7 @@ from duelog.broker.configuration import BrokerConfig
 from duelog.broker.security.authentication import WireAdmission, authentication_of
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.errors import Disconnected, InvalidArgument, NotAllowed
+from duelog.operations import wire_peer, wire_server, wire_values
 from duelog.operations.wire import ERROR, framed
 from duelog.operations.wire_values import pack
 from tests.broker.security.certificates import write_pair
@@ -111,6 +116,34 @@ def test_nothing_is_done_for_a_peer_that_has_not_said_who_it_is(store: DelayedSt
         peer.sendall(framed(pack([2, "hello", [], ["token", b"x" * 100_000], {}])))
         assert "a frame has at most" in str(answer_of(peer)[2])
     assert list(store.topics()) == []
+
+
+def test_what_a_peer_that_is_not_known_names_is_not_made(store: DelayedStore) -> None:
+    """Twenty bytes name four million ids: they kept all connections waiting, and took 460 MB."""
+    port = store.listen("localhost", 0, admit=admission(store))
+    many = msgpack.packb([1, "x", [], [msgpack.ExtType(2, pack([0, 0, 4_000_000]))], {}])
+    with socket.create_connection(("localhost", port)) as peer, mock.patch.object(wire_values, "message_ids") as made:
+        peer.settimeout(20)
+        assert answer_of(peer)[0] == "duelog"
+        peer.sendall(framed(many))
+        assert "credentials are missing" in str(answer_of(peer)[2])
+    made.assert_not_called()
+
+
+def test_a_peer_that_goes_on_without_saying_who_it_is_is_ended(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that are refused keep no connection: with 4,096 of those nobody else would be let in."""
+    monkeypatch.setattr(wire_peer, "STALLED_S", 0.05)
+    monkeypatch.setattr(wire_server, "_PAUSE_S", 0.02)
+    port = store.listen("localhost", 0, admit=admission(store))
+    with socket.create_connection(("localhost", port)) as peer:
+        peer.settimeout(20)
+        deadline = time.monotonic() + 20
+        with suppress(OSError):  # sent to one that has ended
+            while answer_of(peer) is not None:
+                peer.sendall(framed(pack([1, "Topic.exists", ["t"], [], {}])))
+                assert time.monotonic() < deadline
 
 
 def test_an_encrypted_connection_is_trusted_by_its_certificate(store: DelayedStore, tmp_path: Path) -> None:

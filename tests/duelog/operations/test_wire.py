@@ -6,10 +6,12 @@ import logging
 import os
 import random
 import resource
+import selectors
 import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -30,6 +32,7 @@ from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
 from duelog.operations.wire_client import Connection
+from duelog.operations.wire_loop import WireLoop
 from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
 from duelog.store.position import position_at
@@ -476,6 +479,21 @@ def test_a_process_with_more_descriptors_than_select_takes_is_reached_too(tmp_pa
             assert client.call("Subscription.receive", [1], [1, 10]) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def test_a_wait_of_more_days_than_epoll_takes_ends_no_service() -> None:
+    """A client that had waited for a message of in 40 days, and left, stopped all: the thread turned in an error."""
+    failures, served = list[Exception](), threading.Event()
+    loop = WireLoop(failures.append, int, lambda: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.at(time.monotonic() + 40 * 86_400, lambda: None)
+        loop.selector.register(ours, selectors.EVENT_READ, lambda _: (ours.recv(1), served.set()))
+        loop.start()
+        theirs.send(b"x")
+        assert served.wait(20)
+        loop.end(lambda: None)
+    assert failures == []
 
 
 def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: Connection) -> None:
