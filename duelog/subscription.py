@@ -3,6 +3,7 @@
 Deliveries of all consumers of a subscription are in its dispatcher, under its lock; commits are waited for without it.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -433,7 +434,7 @@ class Subscription:
                     due_ms = done.next_due_ms
                 except (StoreFull, ClockJumped) as error:
                     stopped = error
-            batch, again_ms = self._hand_out(max_messages)
+            batch, again_ms = self._hand_out(min(max_messages, sys.maxsize))
             if batch:
                 return batch, None
             if batch is not None or more:  # what was due went elsewhere; fired for another topic, or still loading

@@ -53,7 +53,7 @@ from ..tenancy.namespace_policies import NamespacePolicies
 from ..tenancy.namespaces import Namespaces, Tenants, TopicRemoval, topics_reply
 from ..tenancy.rest_schemas import RestSchemas
 from .connection import Connection, Handler, Login
-from .service import Listeners, Service
+from .service import Listeners, Service, why_not
 
 T = TypeVar("T")
 
@@ -329,8 +329,12 @@ class Broker(Service):
             host, port = self._listen_at
             tls = None if self._certificate is None else self._certificate.context
             admission = WireAdmission(authentication, services.permissions, store.clock.now_ms)
-            bound = store.listen(host, port, tls=tls, admit=admission)
-            self.address = f"duelog{'' if tls is None else '+ssl'}://{host}:{bound}"
+            try:
+                bound = store.listen(host, port, tls=tls, admit=admission)
+            except OSError as error:
+                raise InvalidArgument("--listen", f"{host}:{port}", why_not(error, host)) from error
+            name = f"[{host}]" if ":" in host else host
+            self.address = f"duelog{'' if tls is None else '+ssl'}://{name}:{bound}"
         ownership = services.ownership
         if ownership is not None:
             self._refresh(ownership.file.refresh, config.placement_refresh_seconds, services.placement_changed)

@@ -35,7 +35,7 @@ async def open_sockets(config: ServiceConfig, port_field: str) -> tuple[list[soc
     try:
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise InvalidArgument("bindAddress", host, f"no address to listen at: {error.strerror}") from error
+        raise InvalidArgument("bindAddress", host, why_not(error, host)) from error
     asked = port
     opened: list[socket.socket] = []
     failure: OSError | None = None
@@ -48,10 +48,10 @@ async def open_sockets(config: ServiceConfig, port_field: str) -> tuple[list[soc
                 continue
             for each in opened:
                 each.close()
-            raise InvalidArgument(config.in_file(port_field), port, _why(error, str(address[0]))) from error
+            raise InvalidArgument(config.in_file(port_field), port, why_not(error, str(address[0]))) from error
         port = opened[-1].getsockname()[1]
     if not opened:
-        reason = "there is no such address" if failure is None else _why(failure, host)
+        reason = "there is no such address" if failure is None else why_not(failure, host)
         raise InvalidArgument("bindAddress", host, reason)
     return opened, int(port)
 
@@ -62,7 +62,10 @@ def _open(family: int, address: tuple[Any, ...]) -> socket.socket:
     return socket.socket(fileno=listener.detach())
 
 
-def _why(error: OSError, address: str) -> str:
+def why_not(error: OSError, address: str) -> str:
+    """Say why nothing can listen at an address."""
+    if (error.errno or 0) < 0:  # a name of no address
+        return f"no address to listen at: {(error.strerror or '').partition(' (while')[0]}"
     if error.errno == errno.EADDRINUSE:
         return f"another program listens there, at {address}"
     if error.errno == errno.EACCES:

@@ -55,6 +55,8 @@ _MOST_NAME = 200
 _MOST_RECEIVED_BYTES = 4 << 20
 _TOPICS = 256
 _MANUAL_PAUSE_S = 0.02
+_LONGEST_MS = 1 << 53
+"""A credit that is to wait for longer waits so long: seconds of it are a float."""
 _CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
 _SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
          "numbers"}  # fmt: skip
@@ -183,28 +185,31 @@ class _Consumer:
         subscription, answering = self.subscription, self._calls.answering
         with self._lock:
             while self.credits:
-                number, most, deadline_ms = self.credits[0]
+                number, most, _ = self.credits[0]
                 try:
                     batch, again_ms = self._due(most)
                 except BaseException as error:
                     self.credits.popleft()
                     self._calls.fail(number, "Subscription.receive", error)
                     continue
-                now_ms = subscription.clock.now_ms()
-                is_over = deadline_ms is not None and now_ms >= deadline_ms
-                if batch is not None or is_over or not subscription.may_wait:
+                if batch is not None or not subscription.may_wait:
                     self.credits.popleft()
                     answering.answer(number, RESULT, batch)
                     continue
-                again = [ms for ms in (deadline_ms, again_ms) if ms is not None]
-                if again:
+                now_ms = subscription.clock.now_ms()
+                for credit in list(self.credits):  # others come meanwhile
+                    if credit[2] is not None and credit[2] <= now_ms:
+                        self.credits.remove(credit)
+                        answering.answer(credit[0], RESULT, None)
+                again = [ms for ms in (again_ms, *(each[2] for each in list(self.credits))) if ms is not None]
+                if again and self.credits:
                     self._look_again((min(again) - now_ms) / 1_000 - time.time() % 0.001)
                 return
 
-    def _due(self, most: Any) -> tuple[Any, int | None]:
+    def _due(self, most: int) -> tuple[Any, int | None]:
         """Messages that are due, None: none are; and when to look again."""
         poll = self.subscription.poll_columns
-        messages, again_ms = poll(_fewer(most, _AT_ONCE))
+        messages, again_ms = poll(min(most, _AT_ONCE))
         if not messages:
             return None, again_ms
         if len(messages) == _AT_ONCE < most:  # payloads may be large: how many more is told by the first
@@ -234,7 +239,7 @@ class _Consumer:
     def recall(self, numbers: Sequence[int]) -> int:
         """End credits by the numbers of their requests: they are answered with no messages; how many."""
         with self._lock:
-            ended = [each for each in self.credits if each[0] in numbers]
+            ended = [each for each in list(self.credits) if each[0] in numbers]
             for each in ended:
                 self.credits.remove(each)
         for each in ended:
@@ -243,13 +248,15 @@ class _Consumer:
 
     def end_credits(self, error: DuelogError) -> None:
         """Answer those that wait with an error."""
-        while self.credits:
-            self._calls.answering.answer(self.credits.popleft()[0], ERROR, error)
+        with self._lock:
+            while self.credits:
+                self._calls.answering.answer(self.credits.popleft()[0], ERROR, error)
 
     def detach(self, *, failed: bool = True) -> None:
         """Close the subscription; see `Subscription.close`."""
         self.subscription.remove_waker(self._wake)
         with self._lock:
+            self.credits.clear()
             self.subscription.close(failed=failed)
 
 
@@ -313,7 +320,6 @@ class WireCalls:
 
         def leave() -> None:
             for consumer in consumers:
-                consumer.credits.clear()
                 with suppress(DuelogError):  # of a store that has failed, or is closed
                     consumer.detach(failed=failed)
             ended()
@@ -331,12 +337,8 @@ class WireCalls:
         try:
             row = FACE.get(name)
             self.reports |= name == "Subscription.report_task"
-            if name == "next":
-                items = self._sequences[arguments[0]] if arguments and arguments[0] in self._sequences else iter(())
-                self._page(number, arguments[0], items)
-            elif name == "drop":
-                self._sequences.pop(arguments[0], None)
-                self.answering.answer(number, RESULT, None)
+            if name in ("next", "drop"):
+                self._go_on(number, name, arguments)
             elif row is None:
                 self._result(number, self.service.operations(name, named))
             elif name == "DelayedStore.transaction":
@@ -366,6 +368,17 @@ class WireCalls:
             self._page(number, number, result)
         else:
             self.answering.answer(number, RESULT, columns(result))
+
+    def _go_on(self, number: int, name: str, arguments: list[Any]) -> None:
+        """Answer with the next items of a sequence, or end it: [number of the request that began it]."""
+        match arguments:
+            case [int(sequence)] if name == "next":
+                self._page(number, sequence, self._sequences.get(sequence, iter(())))
+            case [int(sequence)]:
+                self._sequences.pop(sequence, None)
+                self.answering.answer(number, RESULT, None)
+            case _:
+                raise InvalidArgument("arguments", arguments, "expected [number of a request]")
 
     def _page(self, number: int, sequence: int, items: Iterator[Any]) -> None:
         try:
@@ -524,9 +537,11 @@ class WireCalls:
             case [most, None]:
                 deadline_ms = None
             case [most, int(timeout_ms)]:
-                deadline_ms = consumer.subscription.clock.now_ms() + max(timeout_ms, 0)
+                deadline_ms = consumer.subscription.clock.now_ms() + min(max(timeout_ms, 0), _LONGEST_MS)
             case _:
                 raise InvalidArgument("arguments", arguments, "expected [most messages, ms or nil]")
+        if type(most) is not int or most < 1:
+            raise InvalidArgument("max_messages", most, "expected an int of at least 1")
         if len(consumer.credits) >= MOST_CREDITS:
             raise InvalidArgument("credits", len(consumer.credits), "too many are not answered")
         consumer.credits.append((number, most, deadline_ms))
@@ -562,7 +577,7 @@ class WireCalls:
         """Attach a consumer, which the client knows by the number that it gives: [number, ...]."""
 
         def attach() -> list[object]:
-            key, *rest = arguments
+            key, *rest = arguments or [None]
             if not isinstance(key, int) or key in self.consumers or len(self.consumers) >= MOST_CONSUMERS:
                 raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")
             subscription: Subscription = self._call(FACE[method], target, rest, named)
@@ -666,11 +681,6 @@ def _encoded(sender: Any, method: str, name: str, arguments: list[Any], named: d
             return encoded
     encoded = encode(sender, *arguments, **named)
     return encoded
-
-
-def _fewer(most: Any, limit: int) -> Any:
-    """At most so many; what is no number is refused where it is used."""
-    return min(most, limit) if isinstance(most, int) and not isinstance(most, bool) else most
 
 
 def closing() -> Refused:

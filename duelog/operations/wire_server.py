@@ -176,7 +176,12 @@ class WireServer:
                 connection.send(wire_values.answer(0, ERROR, pack_error(Disconnected(refusal))))
             return
         address, now_ms = _who(connection), self._service.store.clock.now_ms()
-        made = connection if encrypt is None else encrypt(connection)
+        try:
+            connection.getpeername()  # where its client has gone already
+            made = connection if encrypt is None else encrypt(connection)
+        except OSError:
+            connection.close()
+            return
         peer = WirePeer(self._service, made, admit, lambda: self._peers.discard(peer), address, now_ms)
         self._peers.add(peer)
         if not self._is_looking:

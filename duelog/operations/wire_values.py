@@ -116,7 +116,7 @@ def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
 
 
 def unpack_plain(body: bytes | memoryview) -> Any:
-    """Read a value of somebody who is not known yet: none of more memory than its bytes are worth, no object is made."""
+    """Read a value of a peer that is not known yet: no object is made, and no more memory taken than its bytes are."""
     try:
         return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
     except (*_UNREADABLE, msgpack.UnpackException) as error:

@@ -180,3 +180,8 @@ def test_a_bad_path_config_or_clock_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgument, match=f"{field}="):
             DelayedStore.open(**arguments)
+
+
+def test_as_many_messages_as_no_list_has_may_be_asked_for(reader: Subscription) -> None:
+    """It is a bound, and means all that are due: an error of Python's own came."""
+    assert len(reader.receive(1 << 70, timeout=0)) == 1

@@ -3,6 +3,7 @@
 import base64
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from duelog.operations.wire import ERROR, framed
 from duelog.operations.wire_values import pack
 from tests.broker.security.certificates import write_pair
 from tests.broker.security.test_authentication import SECRET, token
-from tests.duelog.operations.test_wire import answer_of, ask
+from tests.duelog.operations.test_wire import answer_of, ask, control_of
 
 
 class Granted:
@@ -172,6 +173,28 @@ def test_an_encrypted_connection_is_trusted_by_its_certificate(store: DelayedSto
                 found += consumer.ack(batch)
             for sender in senders:
                 sender.join()
+
+
+def test_a_client_that_goes_before_it_is_taken_is_no_error(
+    store: DelayedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At an encrypted address, as by something that looks for open ports: it was logged as an error of duelog."""
+    certificate, key = write_pair(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    port = store.listen("localhost", 0, tls=context, admit=admission(store))
+    place = f"duelog+ssl://localhost:{port}"
+    duelog.connect(place, token=held("root"), tls_trust=certificate).close()
+    control = control_of(store)
+    taken, gone = threading.Event(), threading.Event()
+    control._loop.later(lambda: (taken.set(), gone.wait(20)))  # nobody is taken meanwhile
+    assert taken.wait(20)
+    with socket.create_connection(("localhost", port)) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends by a reset
+    gone.set()
+    with duelog.connect(place, token=held("root"), tls_trust=certificate) as connected:
+        assert not connected.topic("t").exists()
+    assert caplog.records == []
 
 
 def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path) -> None:

@@ -260,6 +260,9 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ("DelayedStore.tick", {}, "operation='DelayedStore.tick'"),
     ("DelayedStore.stats", {"path": "/"}, "unexpected keyword argument 'path'"),
     ("Subscription.ack", {}, "target=[]: Subscription.ack has another"),
+    ("next", {}, "arguments=[]: expected [number of a request]"),
+    ("drop", {}, "arguments=[]: expected [number of a request]"),
+    ("Topic.subscribe", {}, "consumer=None: expected another number"),
 ]
 
 
@@ -494,6 +497,17 @@ def test_a_wait_of_more_days_than_epoll_takes_ends_no_service() -> None:
         assert served.wait(20)
         loop.end(lambda: None)
     assert failures == []
+
+
+def test_a_credit_may_wait_for_as_long_as_a_number_says(store: DelayedStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Of 300 hexadecimal digits of milliseconds too, which are no float: each look at it was an error of duelog."""
+    with raw(store.path) as client:
+        ask(client, 1, "Topic.subscribe", ["t"], [1, "s"], {})
+        client.sendall(framed(wire_values.pack([2, "Subscription.receive", [1], [1, 16**300], {}])))
+        assert ask(client, 3, "Topic.exists", ["t"], [], {}) == [3, 0, True]
+        store.topic("t").send(b"x")
+        assert answer_of(client)[:2] == [2, 0]
+    assert caplog.records == []
 
 
 def test_closing_the_store_ends_clients_that_wait(store: DelayedStore, client: Connection) -> None:

@@ -109,13 +109,21 @@ def test_settings_that_cannot_be_are_one_line(tmp_path: Path) -> None:
 
 
 def test_duelog_connect_is_served_at_the_address_that_is_printed(tmp_path: Path) -> None:
-    """`--listen`; what is no address is refused in one line."""
-    with served(tmp_path / "store", "--port", 0, "--listen", "localhost:0") as (_, lines):
-        (place,) = re.findall(r" and (duelog://localhost:[0-9]+)$", lines[0].rstrip())
-        with duelog.connect(place) as connected:
-            connected.topic("t").send(b"x")
+    """`--listen`, of IPv6 too; what is no address, or taken, is refused in one line."""
+    for host in ("localhost", "[::1]"):
+        with served(tmp_path / "store", "--port", 0, "--listen", f"{host}:0") as (_, lines):
+            (place,) = re.findall(r" and (duelog://.+:[0-9]+)$", lines[0].rstrip())
+            assert f"//{host}:" in place
+            with duelog.connect(place) as connected:
+                connected.topic("t").send(b"x")
     said = refused("serve", tmp_path / "store", "--port", 0, "--listen", "localhost")
     assert "--listen='localhost': expected HOST:PORT" in said
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused("serve", tmp_path / "store", "--port", 0, "--listen", place)
+        assert said == f"duelog: --listen='{place}': another program listens there, at 127.0.0.1\n"
+    said = refused("serve", tmp_path / "store", "--port", 0, "--listen", "no.such.invalid:0")
+    assert "--listen='no.such.invalid:0': no address to listen at" in said
 
 
 def test_a_store_with_partitions_of_another_span_is_served_as_it_is(tmp_path: Path) -> None:
