@@ -13,6 +13,7 @@ from typing import Any
 
 from ...markers.pending_entries import Outcome
 from ...operations.json_form import camel, to_json
+from ...operations.operations import scheduled_page
 from ...store.message import MAX_DUE_MS, ScheduledMessage
 from ...store.position import MAX_ID, MessageId
 from ...topic import Topic
@@ -59,18 +60,9 @@ class ScheduleResource:
         topic = await self._finder.one(request)
         start_ms, end_ms = _instant(request, "start") or 0, _instant(request, "end")
         limit = request.number("limit", 100, lowest=1, highest=MOST_LISTED)
-        after = _after(request.query.get("after", ""))
-        shown = _payload_bytes(request)
-
-        behind = None
-        if after is not None and after[0] >= start_ms:
-            start_ms, behind = after
-        messages = await asyncio.to_thread(lambda: list(topic.scheduled(start_ms, end_ms, limit + 1, after=behind)))
-        more = messages[limit - 1] if len(messages) > limit else None
-        return {
-            "messages": [_shown(each, shown) for each in messages[:limit]],
-            "next": more and f"{more.due_ms}:{more.message_id}",
-        }
+        after, shown = request.query.get("after") or None, _payload_bytes(request)
+        messages, following = await asyncio.to_thread(scheduled_page, topic, start_ms, end_ms, limit, after)
+        return {"messages": [_shown(each, shown) for each in messages], "next": following}
 
     async def message(self, request: Request) -> Any:
         """Its state: scheduled, cancelled, fired (delivered to whom it is for, or to be), or 404: unknown."""
@@ -191,12 +183,3 @@ def _time(name: str, text: str) -> datetime:
         reason = "expected milliseconds since 1970, or ISO 8601 with a zone (2026-11-21T09:00:00Z)"
         raise HttpError(412, f"{name}={text!r:.200}: {reason}")
     return found
-
-
-def _after(text: str) -> tuple[int, MessageId] | None:
-    if not text:
-        return None
-    due, _, message_id = text.partition(":")
-    if not (due.isascii() and due.isdigit() and int(due[:16]) <= MAX_DUE_MS):
-        raise HttpError(412, f"after={text!r:.200}: expected `next` of the page before")
-    return int(due), MessageId.parse(message_id)

@@ -8,6 +8,7 @@ give: `OPERATIONS` is made from the class. Python is where an operation is writt
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ConsumerBusy, DelayTooLong, InvalidArgument
-from duelog.store.message import Message, ReceivedMessage, ScheduledMessage
+from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, ScheduledMessage
 from duelog.store.names import SCHEME, validate_namespace_name
 from duelog.store.position import MessageId
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("duelog.control")
 
+_AFTER = re.compile(r"([0-9]{1,16}):(.*)")
 _MOST_LISTED = 1_000
 _MOST_LOOKED_AT = 10_000
 _PREVIEW_BYTES = 256
@@ -329,20 +331,8 @@ class Operations:
         Of each payload come the first bytes, and `bytes` says how many there are. `client` has what a client of the
         broker sent, null: a program sent it.
         """
-        behind = None
-        if after is not None:
-            due, _, place = after.partition(":")
-            if not due.isdecimal():
-                raise InvalidArgument("after", after, "expected `next` of the page before")
-            start_ms, behind = int(due), MessageId.parse(place)
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
-            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_LISTED}")
-        found = list(self._store.topic(topic).scheduled(start_ms, end_ms, limit + 1, after=behind))
-        more = found[limit - 1] if len(found) > limit else None
-        return {
-            "messages": [self._shown(each, payload_bytes) for each in found[:limit]],
-            "next": more and f"{more.due_ms}:{more.message_id}",
-        }
+        found, following = scheduled_page(self._store.topic(topic), start_ms, end_ms, limit, after)
+        return {"messages": [self._shown(each, payload_bytes) for each in found], "next": following}
 
     @operation(Right.READ)
     def message(self, topic: str, message_id: MessageId) -> dict[str, Any]:
@@ -454,6 +444,7 @@ class Operations:
 
         At most `limit`, of the first 10,000 messages that are not due.
         """
+        _check_limit(limit, 0, _MOST_LOOKED_AT)
         found: list[ScheduledMessage] = []
         looked_at = 0
         for each in self._store.topic(topic).scheduled(limit=_MOST_LOOKED_AT):
@@ -584,8 +575,7 @@ class Operations:
         limit: int = 100,
     ) -> dict[str, Any]:
         """List the first of those as `dead_letters`, of each payload its beginning, as `scheduled_page`."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST_LISTED:
-            raise InvalidArgument("limit", limit, f"expected 1 to {_MOST_LISTED}")
+        _check_limit(limit)
         found = list(islice(self._letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
         return {"letters": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "more": len(found) > limit}
 
@@ -767,6 +757,31 @@ def _asked(operation: Operation) -> Callable[..., Any]:
 
 for _name, _operation in OPERATIONS.items():
     setattr(Asked, _name, _asked(_operation))
+
+
+def scheduled_page(
+    topic: Topic, start_ms: int | None, end_ms: int | None, limit: int, after: str | None
+) -> tuple[list[ScheduledMessage], str | None]:
+    """The messages due in [start, end) behind a page before; and the `after` of the next page, None: that is all.
+
+    Raises InvalidArgument.
+    """
+    behind = None
+    if after is not None:
+        match = _AFTER.fullmatch(after) if isinstance(after, str) else None
+        if match is None or (due_ms := int(match[1])) > MAX_DUE_MS:
+            raise InvalidArgument("after", after, "expected `next` of the page before")
+        if not (isinstance(start_ms, int) and due_ms < start_ms):
+            start_ms, behind = due_ms, MessageId.parse(match[2])
+    _check_limit(limit)
+    found = list(topic.scheduled(start_ms, end_ms, limit + 1, after=behind))
+    last = found[limit - 1] if len(found) > limit else None
+    return found[:limit], None if last is None else f"{last.due_ms}:{last.message_id}"
+
+
+def _check_limit(limit: object, least: int = 1, most: int = _MOST_LISTED) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not least <= limit <= most:
+        raise InvalidArgument("limit", limit, f"expected {least} to {most}")
 
 
 def _chosen(held: Iterator[DeadLetter], ids: Sequence[str] | None) -> list[DeadLetter]:

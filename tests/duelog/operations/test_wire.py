@@ -408,8 +408,21 @@ def test_a_page_of_scheduled_messages_is_followed_by_the_next(store: DelayedStor
     assert [(each["payload"], each["bytes"]) for each in found] == [(to_json(b"%d" % n * 8), 400) for n in range(5)]
     with pytest.raises(InvalidArgument, match="limit=0"):
         asked.scheduled_page("t", limit=0)
-    with pytest.raises(InvalidArgument, match="after"):
-        asked.scheduled_page("t", after="soon:1")
+    for wrong in ("soon:1", "1:", "1", "9" * 16 + ":1:1", 5):
+        with pytest.raises(InvalidArgument):
+            asked.scheduled_page("t", after=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("scheduled_page", {"after": 5}), ("retries", {"subscription": "s", "limit": "two"})]
+)
+def test_a_page_of_what_is_no_place_or_number_is_refused_and_no_error_of_the_server(
+    store: DelayedStore, name: str, wrong: dict[str, Any]
+) -> None:
+    """As any other argument in JSON that is not what it has to be."""
+    store.topic("t").send(b"x", deliver_after=60)
+    with pytest.raises(InvalidArgument, match=f"{list(wrong)[-1]}="):
+        Operations(store).ask(name, {"topic": "t", **wrong})
 
 
 def test_figures_of_a_subscription_that_has_acknowledged_nothing_are_read(
