@@ -1,11 +1,11 @@
 """Tiers: far days, and days that are over, lie in the copy alone, and are fetched before they are read.
 
-A day goes (partitions/away.py) once the newest manifest has a file of it, and that file, read back, is whole: from then
-on it is the only one. What was appended since is in the rest. Every later manifest names the file as long as the day is
-away, so pruning keeps it. Days go until the store takes no more than `max_local_bytes`: first those that have closed,
-the last of them first, since subscriptions read from the oldest on; then far ones, the farthest first. What was
-appended to an away day goes as a further object. A day that has begun, or is about to, stays, and so does one in which
-a subscription with consumers is reading (`Partition.readers`).
+A day goes (partitions/away.py) once the newest manifest has a file of it, and that file, read back or fetched since the
+store was opened, is whole: from then on it is the only one. What was appended since is in the rest. Every later
+manifest names the file as long as the day is away, so pruning keeps it. Days go until the store takes no more than
+`max_local_bytes`: first those that have closed, the last of them first, since subscriptions read from the oldest on;
+then far ones, the farthest first. What was appended to an away day goes as a further object. A day that has begun, or
+is about to, stays, and so does one in which a subscription with consumers is reading (`Partition.readers`).
 
 A day comes `preload_ms`, and a second for each 50 MB, before it begins: at once, whatever there is. Others come once
 there is room for them: where a call reads messages of one, and where a subscription gets to it, which asks for it, and
@@ -133,6 +133,8 @@ class Tiers:
         """Held while a day goes or comes."""
         self._ends: dict[Content, Ends] = {}
         """Where logs end in the files of the newest manifest, and of one that is being made."""
+        self._whole: set[str] = set()
+        """Objects of the newest manifest that this opening has read, and found whole."""
         self._look_ms = 0
         """When it is looked next how much the store takes."""
         self.fetched = self.given_back = self.failures = 0
@@ -275,6 +277,7 @@ class Tiers:
             try:
                 bucket = _bucket_of(away, self._shipping)
                 fetch_pieces(bucket, start_ms, partition.generation, away, staged, self._told)
+                self._whole.update(piece.name for piece in away.pieces)
                 come_back(self._path, self._partitions, partition, away, staged)
             finally:
                 discard_tree(staged)
@@ -352,8 +355,9 @@ class Tiers:
     def drafted(self, ends: dict[Content, Ends]) -> None:
         """Hear where the logs of partitions end in the files of a manifest that is being made."""
         newest = None if self._shipping is None else self._shipping.manifest
-        put = () if newest is None else [file.content for file in newest.files]
-        self._ends = {content: self._ends[content] for content in put if content in self._ends} | ends
+        put = () if newest is None else newest.files
+        self._ends = {file.content: self._ends[file.content] for file in put if file.content in self._ends} | ends
+        self._whole &= {file.name for file in put}
 
     def _where(self, partition: Partition, shipping: Shipping) -> tuple[int, Away, Ends] | bool:
         """Where rows of a generation of a partition are by the newest manifest, and up to what ends.
@@ -401,13 +405,15 @@ class Tiers:
         return True
 
     def _is_whole(self, bucket: Bucket, piece: Piece) -> bool:
-        """Read an object back: the files here are about to go. False where something else has come up.
+        """Read an object back, but one that was read: the files here are about to go. False: something has come up.
 
         Raises ReplicaDamaged, ReplicaUnreachable.
         """
         pieces = bucket.download(piece.name)
         if pieces is None:
             raise ReplicaDamaged(bucket.url, piece.name, "is missing")
+        if piece.name in self._whole:  # and it can be had now
+            return True
         size = crc = 0
         for content in pieces:
             size, crc = size + len(content), crc32(content, crc)
@@ -415,6 +421,7 @@ class Tiers:
                 return False
         if (size, crc) != (piece.size, piece.crc):
             raise ReplicaDamaged(bucket.url, piece.name, "does not match the manifest's checksum")
+        self._whole.add(piece.name)
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -410,6 +411,55 @@ def test_a_store_ten_times_its_disk_runs_through_all_its_days(
     assert sorted(got) == [start_ms + day * DAY_MS + n * 1_000 for day in range(2, days + 2) for n in range(messages)]
     assert tiers_of(store).fetched >= days - 6
     assert peak < most + 2 * whole // days + days * 65_536
+
+
+def test_a_day_that_comes_to_be_read_and_goes_again_as_it_was_is_not_read_back(
+    open_store: OpenStore, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetching it has shown that its object is whole; another object, of a day that was sent to, is read."""
+    store, read = filled(open_store), list[str]()
+    download = bucket.download
+
+    def pieces(name: str) -> Iterator[bytes]:
+        for piece in present(download(name)):
+            read.append(name)
+            yield piece
+
+    monkeypatch.setattr(bucket, "download", pieces)
+    for _ in range(2):
+        assert [message.payload for message in store.topic("t").scheduled(limit=1)] == [b"first"]
+        assert len(away(store)) == 1
+        settle(store)
+        assert len(away(store)) == 2
+    assert len(read) == 2
+    assert len(set(read)) == 1
+    store.topic("t").send(b"third", deliver_after=5 * 3600)
+    assert len(list(store.topic("t").scheduled())) == 3
+    settle(store)
+    assert len(away(store)) == 2
+    assert len(set(read)) == 3
+
+
+def test_a_restored_store_gives_its_days_back_to_its_new_prefix_and_moves_to_a_smaller_disk(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path
+) -> None:
+    """The files of the prefix before are not needed then."""
+    old, new = (tmp_path / "old").as_uri(), (tmp_path / "new").as_uri()
+    store = filled(open_store, replace(CONFIG, replica=old))
+    store.close()
+    path = restored(Bucket(old), tmp_path / "restored").path
+    claim(Bucket(new), path, store._engine.storage.store_id, DAY_MS)
+    shutil.rmtree(tmp_path / "old")
+    copy = open_store(path, replace(CONFIG, replica=new))
+    assert away(copy) == []
+    settle(copy)
+    assert len(away(copy)) == 2
+    copy.close()
+    shutil.move(path, tmp_path / "smaller")
+    copy = open_store(tmp_path / "smaller", replace(CONFIG, replica=new))
+    assert len(away(copy)) == 2
+    passed(copy, clock, 10)
+    assert received(copy) == [b"first", b"second"]
 
 
 def test_a_thread_fetches_and_gives_back_beside_the_upkeep(
