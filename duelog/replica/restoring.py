@@ -30,7 +30,7 @@ from duelog.store.codec.format import PartitionRecord, PartitionState
 from duelog.store.config import MIB, StoreConfig
 from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, remove_tree
-from duelog.store.files.system_errors import explained
+from duelog.store.files.system_errors import explained, require_space
 from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of
 from duelog.store.wal.wal_reader import DIRECTORY, write_wal
 
@@ -250,6 +250,7 @@ class Restoring:
         (path / MARK).touch()
         for name in ("partitions", "staging", "trash", DIRECTORY):
             make_directory(path / name)
+        require_space(path, sum(file.size for file in manifest.files), "to restore")
         for file in manifest.files:
             is_main = file.start_ms == MAIN_START
             directory = path / "main" if is_main else partition_path(path, file.start_ms, file.generation)

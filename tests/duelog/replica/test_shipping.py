@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from duelog.replica.log_object import unpack
 from duelog.replica.manifest import MAIN_START, Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.replica.shipping import Draft, Shipping
-from duelog.store.errors import ReplicaDamaged
+from duelog.store.errors import ReplicaDamaged, StoreFull
 from duelog.tools.repair.repair_store import repair_store
 from tests.conftest import START_MS, OpenStore, present
 from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, random_faults, restored, ship, shipping_of
@@ -281,6 +282,29 @@ def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
     with pytest.raises(ReplicaDamaged, match=f"{name} .*--group {before} restores"):
         restored(bucket, tmp_path / "restored")
     assert of_copy(bucket, tmp_path / "restored", group=before) == {b"0", b"1"}
+
+
+def test_a_restore_that_does_not_fit_the_disk_reads_no_file(
+    bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says how many bytes it needs, and leaves nothing."""
+    shipping_of(store).make_manifest()
+    ship(store)
+    manifest, read = present(shipping_of(store).manifest), list[str]()
+    needed, download = sum(file.size for file in manifest.files), bucket.download
+
+    def noted(name: str) -> Iterator[bytes] | None:
+        read.append(name)
+        return download(name)
+
+    monkeypatch.setattr(bucket, "download", noted)
+    with monkeypatch.context() as full:
+        full.setattr("duelog.store.files.system_errors.free_bytes", lambda path: needed - 1)
+        with pytest.raises(StoreFull, match=f"to restore: {needed} bytes needed"):
+            restored(bucket, tmp_path / "restored")
+    assert (read, [path for path in tmp_path.iterdir() if "restor" in path.name]) == ([], [])
+    restored(bucket, tmp_path / "restored")
+    assert sorted(read) == sorted(file.name for file in manifest.files)
 
 
 def test_any_flipped_bit_of_a_log_object_is_seen(bucket: FaultyBucket, store: DelayedStore) -> None:
