@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "broker.security",
         "broker.server",
     },
-    "broker.page": {"broker.admin", "broker.operate", "broker.security"},
+    "broker.page": {"broker.admin", "broker.operate", "broker.protocol", "broker.security"},
     "broker.security": {"broker", "broker.protocol"},
     "broker.server": {
         "broker",
