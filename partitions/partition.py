@@ -22,7 +22,7 @@ from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
 from ..store.env.transaction import Staging, Transaction
 from ..store.env.vacant import VACANT
-from ..store.errors import CorruptEntry, DamagedStore
+from ..store.errors import ClosedError, CorruptEntry, DamagedStore
 from ..store.files.pages import read_few, refuse_broken
 from ..store.files.system_errors import explained
 from ..store.log import catalog
@@ -164,10 +164,10 @@ class Partition:
 
     @property
     def environment(self) -> Environment:
-        """The open environment. REQUIRES: a lease."""
+        """The open environment. REQUIRES: a lease. Raises ClosedError: the store was closed meanwhile."""
         environment = self._environment
         if environment is None:
-            raise DamagedStore(self.path, "is not open")
+            raise ClosedError("store")
         return environment
 
     @property

@@ -137,6 +137,8 @@ class OpenEnvironments:
         self._make = make
         self._open: OrderedDict[int, Partition] = OrderedDict()
         self._watcher: Watcher | None = None
+        self.closed = False
+        """True once the store is closed: none is opened any more, also under a lease that was taken before."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -149,10 +151,12 @@ class OpenEnvironments:
         return True
 
     def open(self, partition: Partition) -> None:
-        """Open the environment where it is not. REQUIRES: a lease."""
+        """Open the environment where it is not. REQUIRES: a lease. Raises ClosedError."""
         with partition.opening:
             if partition.is_ready:
                 return
+            if self.closed:
+                raise ClosedError("store")
             if partition.closing:
                 self.close(partition)
             environment = self._make(partition)
@@ -244,7 +248,6 @@ class PartitionSet:
         self.max_open = config.max_open_partitions
         self._open = OpenEnvironments(self._lock, self.max_open, self._opened)
         self._ledger_numbers = LedgerNumbers(main)
-        self._closed = False
         self._listeners = listeners
         self.before_commit: Callable[[], None] | None = None
         """Called by each environment before it commits."""
@@ -384,7 +387,7 @@ class PartitionSet:
 
     def _acquire(self, partition: Partition) -> None:
         with self._lock:
-            if self._closed:
+            if self._open.closed:
                 raise ClosedError("store")
             if self._partitions.get(partition.start_ms) is not partition or partition.state is PartitionState.DELETING:
                 raise DamagedStore(partition.path, "was deleted")
@@ -452,7 +455,7 @@ class PartitionSet:
         if partition is not None:
             partition.refuse_failed()
             with self._lock:  # with which logs are forgotten
-                is_open = not self._closed and partition.state is PartitionState.OPEN
+                is_open = not self._open.closed and partition.state is PartitionState.OPEN
                 if leased := is_open and partition.has_read((topic_id,)):
                     partition.leases += 1
                     partition.appenders += 1
@@ -474,7 +477,7 @@ class PartitionSet:
         needed: list[Partition] = []
         try:
             with self._lock:
-                if self._closed:
+                if self._open.closed:
                     raise ClosedError("store")
                 for at, start_ms in enumerate(starts):
                     partition = self._partitions.get(start_ms) or self._coming_at(start_ms, now_ms)
@@ -653,11 +656,11 @@ class PartitionSet:
         return self._ledger_numbers.next()
 
     def close(self) -> None:
-        """Close every environment; the caller has seen to it that none is used, but by a backup: it is awaited."""
+        """Close every environment, for good; awaits reads, a backup, and what is being opened."""
         with self._lock:
-            self._closed = True
-            opened = [partition for partition in self._partitions.values() if partition.is_open]
-        for partition in opened:
+            self._open.closed = True
+            used = [partition for partition in self._partitions.values() if partition.is_open or partition.leases]
+        for partition in used:
             with partition.opening:
                 partition.detach()
 

@@ -138,7 +138,7 @@ def test_a_store_that_closes_while_it_is_copied_waits_for_what_is_held(
         if environment is not store._engine.storage.main and not closing:
             closing.append(threading.Thread(target=store.close))
             closing[0].start()
-            while not store._engine.storage.partitions._closed:
+            while not store._engine.storage.partitions._open.closed:
                 threading.Event().wait(0.001)
 
     around_copies(monkeypatch, after=close_meanwhile)

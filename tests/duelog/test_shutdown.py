@@ -7,13 +7,13 @@ from typing import Any
 import lmdb
 import pytest
 
-from duelog import DelayedStore, ManualClock, SystemClock
+from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
 from duelog.engine import Shutdown
 from duelog.markers.firing.firing import Firing
 from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
-from duelog.store.errors import DuelogError
+from duelog.store.errors import ClosedError, DuelogError
 from tests.conftest import OpenStore, Plant
 
 
@@ -142,3 +142,44 @@ def test_a_manual_store_is_closed_in_a_handler_of_an_interrupt(
     with pytest.raises(KeyboardInterrupt), store:
         store.tick()
     assert store.closed
+
+
+def test_a_store_that_was_closed_beside_a_read_can_be_opened_again(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition whose opening has begun is awaited and closed: left open, it could not be used in this process."""
+    store = open_store(config=StoreConfig(max_open_partitions=1))
+    store.topic("t").send_batch([Message(b"x", deliver_after=hours * 3_600) for hours in (30, 60)])
+    store.close()
+    store = open_store(config=StoreConfig(max_open_partitions=1))
+    partitions, ended = store._engine.storage.partitions, threading.Event()
+    make = partitions._open._make
+
+    def close() -> None:
+        store.close()
+        ended.set()
+
+    closing = threading.Thread(target=close)
+
+    def make_while_closing(partition: Partition) -> Environment:
+        environment = make(partition)
+        closing.start()
+        ended.wait(0.05)  # it is over, where it does not wait for the partition
+        return environment
+
+    monkeypatch.setattr(partitions._open, "_make", make_while_closing)
+    with pytest.raises(ClosedError):
+        store.topic("t").count()
+    closing.join()
+    assert open_store().topic("t").count() == 2
+
+
+def test_a_read_beside_which_the_store_is_closed_says_closed_and_not_damaged(open_store: OpenStore) -> None:
+    """Its partition is not to be repaired."""
+    store = open_store()
+    store.topic("t").send_payloads([b"x"] * 1_001, deliver_after=60)
+    scheduled = store.topic("t").scheduled()
+    next(scheduled)
+    store.close()
+    with pytest.raises(ClosedError):
+        list(scheduled)
