@@ -15,6 +15,7 @@ from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.files.directory import checked_path
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
 from duelog.store.log.documents import Documents
@@ -103,15 +104,11 @@ class DelayedStore:
         writes), AlreadyOpen (this one has it open), FormatMismatch (no store, a later format, another partition_ms),
         DamagedStore, StoreFull, StoreUnavailable (no permission, no descriptor, a path that cannot be used).
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidArgument("path", path, "expected a path")
+        where = checked_path("path", path)
         if config is not None and not isinstance(config, StoreConfig):
             raise InvalidArgument("config", config, "expected a StoreConfig or None")
         if clock is not None and not isinstance(clock, Clock):
             raise InvalidArgument("clock", clock, "expected a Clock or None")
-        where = Path(path).absolute()
-        if "\0" in str(where):
-            raise InvalidArgument("path", path, "has a NUL character")
         with explained(where):
             config, clock = config or StoreConfig(), clock or SystemClock()
             return cls(open_engine(where, config, clock, read_only=read_only, begin=_begin_shipping))
@@ -165,6 +162,8 @@ class DelayedStore:
     @settled
     def create_topics(self, names: Iterable[str]) -> list[bool]:
         """Create topics, as `Topic.create`, in one commit; whether each was made. Raises InvalidArgument: none was."""
+        if isinstance(names, str):
+            raise InvalidArgument("names", names, "expected names of topics")
         return self._engine.topics.create([TopicName.parse(name) for name in names], self._engine.writing_at())
 
     def on_topics(self, callback: Callable[[list[TopicEvent]], object]) -> Callable[[], None]:
@@ -454,10 +453,9 @@ class DelayedStore:
         StoreBusy (another process wrote without a pause for a minute), DamagedStore.
         """
         self._engine.check_open()
-        if not isinstance(dest, (str, os.PathLike)):
-            raise InvalidArgument("dest", dest, "expected a path")
-        with explained(Path(dest).absolute()):
-            return back_up(self._engine, Path(dest).absolute())
+        where = checked_path("dest", dest)
+        with explained(where):
+            return back_up(self._engine, where)
 
     def stats(self) -> StoreStats:
         """Figures of the store; O(partition logs)."""

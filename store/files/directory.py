@@ -90,6 +90,20 @@ def discard_tree(path: Path) -> None:
         remove_tree(path)
 
 
+def checked_path(field: str, path: object) -> Path:
+    """The absolute path that a caller gives. Raises InvalidArgument, also for one without a UTF-8 form."""
+    try:
+        where = Path(path).absolute()  # type: ignore[arg-type]  # refused here
+        encoded = str(where).encode()
+    except TypeError:
+        raise InvalidArgument(field, path, "expected a path") from None
+    except UnicodeEncodeError:
+        raise InvalidArgument(field, path, "has no UTF-8 form") from None
+    if b"\0" in encoded:
+        raise InvalidArgument(field, path, "has a NUL character")
+    return where
+
+
 def refuse_inside(field: str, path: Path, store: Path) -> None:
     """Refuse a place for new files that lies inside a store, where opening it would remove them; links are followed.
 

@@ -83,10 +83,21 @@ def test_opening_a_path_that_cannot_be_used_says_so(tmp_path: Path, unusable: st
     assert {found.name for found in tmp_path.iterdir()} == {"a-file", "loop"}
 
 
-def test_a_path_with_a_nul_character_is_refused() -> None:
-    """Passed as an argument."""
-    with pytest.raises(InvalidArgument, match="NUL"):
-        DelayedStore.open("a\0b")
+class PathOfBytes:
+    """What `os.PathLike` allows, and a path of a store does not."""
+
+    def __fspath__(self) -> bytes:
+        return b"a"
+
+
+@pytest.mark.parametrize(("path", "reason"), [("a\0b", "NUL"), ("a\udcff", "UTF-8"), (PathOfBytes(), "a path")])
+def test_a_path_that_is_none_or_that_lmdb_cannot_take_is_refused(
+    store: DelayedStore, path: str | PathOfBytes, reason: str
+) -> None:
+    """Passed as an argument: it was UnicodeEncodeError, ValueError, or TypeError."""
+    for given in (DelayedStore.open, store.backup):
+        with pytest.raises(InvalidArgument, match=reason):
+            given(path)  # type: ignore[arg-type]
 
 
 def test_a_backup_to_a_place_that_cannot_be_used_says_so(store: DelayedStore, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_many_topics_are_created_by_one_commit(open_store: OpenStore) -> None:
     store.topic("b").create()
     with pytest.raises(InvalidArgument, match="topic"):
         store.create_topics(["a", "no/name"])
+    with pytest.raises(InvalidArgument, match="names"):
+        store.create_topics("xy")  # not the topics x and y
     before = len(in_wal(store))
     assert store.create_topics(["a", "b", "c", "a"]) == [True, False, True, False]
     assert store.create_topics(name for name in ("c", "b")) == [False, False]
