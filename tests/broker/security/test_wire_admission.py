@@ -185,9 +185,13 @@ def test_a_client_that_goes_before_it_is_taken_is_no_error(
     port = store.listen("localhost", 0, tls=context, admit=admission(store))
     place = f"duelog+ssl://localhost:{port}"
     duelog.connect(place, token=held("root"), tls_trust=certificate).close()
-    control = control_of(store)
     taken, gone = threading.Event(), threading.Event()
-    control._loop.later(lambda: (taken.set(), gone.wait(20)))  # nobody is taken meanwhile
+
+    def wait() -> None:
+        taken.set()
+        gone.wait(20)
+
+    control_of(store)._loop.later(wait)  # nobody is taken meanwhile
     assert taken.wait(20)
     with socket.create_connection(("localhost", port)) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends by a reset

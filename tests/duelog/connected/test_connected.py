@@ -174,11 +174,12 @@ def test_threads_wait_side_by_side_and_each_message_goes_to_one(store: DelayedSt
 def test_a_receiver_waits_no_longer_than_it_says_behind_one_that_waits_for_longer(store: DelayedStore) -> None:
     """Two threads of one consumer: the second had its answer when the first had."""
     with duelog.connect(store.path) as connected, connected.topic("t").subscribe("s", type="shared") as consumer:
-        waits = consumer.receive_async()
-        assert consumer.receive_async(timeout=0).result(20) == []
-        assert consumer.receive_async(timeout=0.01).result(20) == []
+        receive = cast(ConnectedSubscription, consumer).receive_async
+        waits = receive()
+        assert receive(timeout=0).result(20) == []
+        assert receive(timeout=0.01).result(20) == []
         with pytest.raises(InvalidArgument, match="max_messages=0"):
-            consumer.receive_async(0).result(20)
+            receive(0).result(20)
         store.topic("t").send(b"x")
         assert [each.payload for each in waits.result(20)] == [b"x"]
 

@@ -502,9 +502,14 @@ def test_a_wait_of_more_days_than_epoll_takes_ends_no_service() -> None:
     failures, served = list[Exception](), threading.Event()
     loop = WireLoop(failures.append, int, lambda: None)
     ours, theirs = socket.socketpair()
+
+    def serve(_: int) -> None:
+        ours.recv(1)
+        served.set()
+
     with ours, theirs:
         loop.at(time.monotonic() + 40 * 86_400, lambda: None)
-        loop.selector.register(ours, selectors.EVENT_READ, lambda _: (ours.recv(1), served.set()))
+        loop.selector.register(ours, selectors.EVENT_READ, serve)
         loop.start()
         theirs.send(b"x")
         assert served.wait(20)
