@@ -62,16 +62,16 @@ BROKER_PREFIX = "pulsar_broker_topic_list_"
 PROXY_PREFIX = "pulsar_proxy_topic_list_"
 
 FIGURES = (
-    ("memory_used_bytes", "gauge", "bytes in use for topic lists"),
-    ("memory_limit_bytes", "gauge", "bytes that may be used; 0: any"),
-    ("queue_size", "gauge", "requests that wait"),
-    ("queue_max_size", "gauge", "requests that may wait; 0: any number"),
-    ("wait_time_ms", "summary", "how long was waited"),
-    ("wait_time_ms_created", "gauge", "since when waits are counted, seconds since 1970"),
-    ("timeout_total", "counter", "requests that were not served in time"),
-    ("timeout_created", "gauge", "since when they are counted, likewise"),
+    ("memory_used_bytes", "gauge", "bytes in use for topic lists", "acquired"),
+    ("memory_limit_bytes", "gauge", "bytes that may be used; 0: any", "max_permits"),
+    ("queue_size", "gauge", "requests that wait", "queue_size"),
+    ("queue_max_size", "gauge", "requests that may wait; 0: any number", "max_queue"),
+    ("wait_time_ms", "summary", "how long was waited", "waits"),
+    ("wait_time_ms_created", "gauge", "since when waits are counted, seconds since 1970", "created"),
+    ("timeout_total", "counter", "requests that were not served in time", "timeouts"),
+    ("timeout_created", "gauge", "since when they are counted, likewise", "created"),
 )
-"""The metrics of PIP-442 for each kind of memory: last part of the name, type, description."""
+"""The metrics of PIP-442 for each kind of memory: last part of the name, type, description, field of the semaphore."""
 
 
 class PermitError(Refused):
@@ -170,6 +170,8 @@ class AsyncSemaphore:
         self.acquired = 0
         """Bytes in use that a limit counts; after the limit was lowered perhaps more than it."""
         self.timeouts = 0
+        self.created = time.time()
+        """Seconds since 1970."""
         self.max_permits, self.max_queue, self.timeout_ms = max_permits, max_queue, timeout_ms
 
     @property
@@ -447,8 +449,6 @@ class DualMemoryLimiter:
         self.direct = AsyncSemaphore(*direct, loop)
         """For frames being written."""
         self.sizes = ListSizes()
-        self.created = time.time()
-        """Seconds since 1970."""
         self._turns: dict[int, tuple[asyncio.Lock, set[asyncio.Task[None]]]] = {}
         """By connection, the lock of its lists, and the tasks that have it or wait for it."""
 
@@ -487,16 +487,7 @@ class DualMemoryLimiter:
         labels = {"cluster": cluster}
         for kind, semaphore in (("heap", self.heap), ("direct", self.direct)):
             waits = semaphore.waits
-            values = {
-                "memory_used_bytes": semaphore.acquired,
-                "memory_limit_bytes": semaphore.max_permits,
-                "queue_size": semaphore.queue_size,
-                "queue_max_size": semaphore.max_queue,
-                "wait_time_ms_created": self.created,
-                "timeout_total": semaphore.timeouts,
-                "timeout_created": self.created,
-            }
-            for name, metric, text in FIGURES:
+            for name, metric, text, field in FIGURES:
                 full_name = f"{prefix}{kind}_{name}"
                 family = Metric(full_name.removesuffix("_total"), f"PIP-442, {kind}: {text}", metric)
                 if metric == "summary":  # prometheus_client's own has no quantiles
@@ -505,7 +496,7 @@ class DualMemoryLimiter:
                     family.add_sample(f"{full_name}_count", labels, waits.count)
                     family.add_sample(f"{full_name}_sum", labels, waits.sum_ms)
                 else:
-                    family.add_sample(full_name, labels, values[name])
+                    family.add_sample(full_name, labels, getattr(semaphore, field))
                 yield family
 
 

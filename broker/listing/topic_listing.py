@@ -25,7 +25,7 @@ from ..configuration import BrokerConfig
 from ..lookup.topic_address import PARTITION_MARK, namespace_of
 from ..protocol.commands import GetTopics, GetTopicsResponse, TopicsMode
 from ..protocol.frames import head_before, name_fields
-from ..protocol.loop_calls import Workers
+from ..protocol.loop_calls import Workers, started
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
 from . import memory_limits as memory
@@ -153,8 +153,7 @@ class TopicListing:
             question = self._waiting.get(key)
             if question is None:
                 question = self._waiting[key] = Question(peer, command)
-                question.answering = asyncio.create_task(self._answer(question, key))
-                question.answering.add_done_callback(lambda task: task.cancelled() or task.exception())
+                question.answering = started(self._answer(question, key))
             question.request_ids.append(command.request_id)
             await asyncio.shield(question.answering)
 
@@ -227,14 +226,9 @@ class TopicListing:
         """The topics of `tenant/namespace`; requests at one time share one list."""
         task = self._under_way.get(namespace)
         if task is None:
-            read = self._workers(lambda: Listed(names_of(self._store, namespace)))
-            task = self._under_way[namespace] = asyncio.create_task(read)
-
-            def done(task: asyncio.Task[Listed]) -> None:
-                del self._under_way[namespace]
-                task.cancelled() or task.exception()  # whether or not its askers are there still
-
-            task.add_done_callback(done)
+            task = started(self._workers(lambda: Listed(names_of(self._store, namespace))))
+            self._under_way[namespace] = task
+            task.add_done_callback(lambda _: self._under_way.pop(namespace))
         return await asyncio.shield(task)
 
     async def _selected(self, listed: Listed, pattern: str | None) -> Selection:

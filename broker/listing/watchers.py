@@ -27,7 +27,7 @@ from ..lookup.topic_address import namespace_of
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.frames import head, head_before, name_fields
-from ..protocol.loop_calls import Loop, LoopCalls, Workers
+from ..protocol.loop_calls import Loop, LoopCalls, Workers, started
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
 from . import memory_limits as memory
@@ -139,17 +139,19 @@ class NameSet:
                 view.note(name, created)
 
 
+@dataclass(eq=False)
 class Use:
-    """The use of a view by one watcher."""
+    """The use of a view by one watcher, by which the set is kept."""
 
-    def __init__(self, sets: "NameSets", namespace: str, found: NameSet, pattern: str) -> None:
-        self._sets = sets
-        self._namespace = namespace
-        self._pattern = pattern
-        self._closed = False
-        self.set = found
-        self.view: View | None = None
-        found.users += 1
+    _sets: "NameSets"
+    _namespace: str
+    set: NameSet
+    _pattern: str
+    view: View | None = None
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.set.users += 1
 
     def attach(self, listener: Callable[[Update], object]) -> tuple[list[str], int, str]:
         """(names, their `list_bytes`, their hash) as they are, and have `listener` hear every update after that."""
@@ -201,7 +203,7 @@ class NameSets:
         found = self._sets.get(namespace)
         if found is None:
             found = self._sets[namespace] = NameSet()
-            found.loading = _started(self._read(found, namespace))
+            found.loading = started(self._read(found, namespace))
         use = Use(self, namespace, found, pattern)
         try:
             if found.loading is not None:
@@ -209,7 +211,7 @@ class NameSets:
             view = found.views.get(pattern)
             if view is None:
                 view = found.views[pattern] = View(compiled(pattern))
-                view.loading = _started(self._fill(view, list(found.names)))
+                view.loading = started(self._fill(view, list(found.names)))
             view.users += 1
             use.view = view
             if view.loading is not None:
@@ -277,13 +279,6 @@ class NameSets:
             ended = self._loop.time()
             self._not_before = ended + _REST * (ended - started)
             self._schedule()
-
-
-def _started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task of its own; what it raises is for those that wait for it, if any do still."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
 
 
 _log = logging.getLogger("duelog.broker.listing")

@@ -64,10 +64,15 @@ def namespace_of(text: str) -> str:
         raise Refused(ServerError.INVALID_TOPIC_NAME, str(error)) from error
 
 
+def stored_name(name: str) -> str:
+    """The name of a producer or a subscription as the store has it: `/`, which it does not take, and `%` escaped."""
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
 def stored_subscription(name: str) -> str:
-    """A subscription's name as the store has it: `/`, which it does not take, and `%` escaped; Refused: NotAllowed."""
+    """A subscription's name as the store has it. Refused: NotAllowed."""
     try:
-        return validate_subscription_name(name.replace("%", "%25").replace("/", "%2F"))
+        return validate_subscription_name(stored_name(name))
     except InvalidArgument as error:
         raise Refused(ServerError.NOT_ALLOWED, str(error)) from error
 

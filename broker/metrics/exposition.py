@@ -178,7 +178,7 @@ BROKER = (
 LIMITS = tuple(
     Named(f"{BROKER_PREFIX}{kind}_{name}", metric, CLUSTER, f"PIP-442, {kind}: {text}")
     for kind in ("heap", "direct")
-    for name, metric, text in FIGURES
+    for name, metric, text, _ in FIGURES
 )
 
 PROCESS = (

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 from ...store.errors import DuelogError
 from ...topic import Topic
 from ..configuration import BrokerConfig
+from ..lookup.topic_address import stored_name
 from ..lookup.topic_facts import TopicFacts
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
-from .sends import Figures, OpenProducer, SendingPeer, Sends, stored_producer
+from .sends import Figures, OpenProducer, SendingPeer, Sends
 
 _log = logging.getLogger("duelog.broker")
 
@@ -300,7 +301,7 @@ class Producers:
             topic.subscribe(initial, type="shared", initial_position="earliest").close()
         if not self._facts.deduplicates(topic.name):
             return False, -1, version
-        return True, topic.producer(stored_producer(name)).last_sequence_id, version
+        return True, topic.producer(stored_name(name)).last_sequence_id, version
 
     async def _take_over(self, producing: _Producing, producer: OpenProducer) -> None:
         """Close another producer of the same name, if it is an earlier one or its connection is dead."""

@@ -31,6 +31,7 @@ from ...store.errors import (
 from ...store.position import MessageId
 from ...topic import Topic
 from ..configuration import BrokerConfig
+from ..lookup.topic_address import stored_name
 from ..protocol import entry
 from ..protocol.commands import MessageIdData, Producer, ProducerSuccess, Send, SendError, SendReceipt
 from ..protocol.entry import decode_metadata
@@ -75,11 +76,6 @@ class Figures:
         self.last_s = max(self.last_s, other.last_s)
 
 
-def stored_producer(name: str) -> str:
-    """A producer's name as the store has it: `/`, which it does not take, and `%` escaped."""
-    return name.replace("%", "%25").replace("/", "%2F")
-
-
 class OpenProducer:
     """A producer of a connection; `open` completes it once its topic is ready."""
 
@@ -102,7 +98,7 @@ class OpenProducer:
         """numbered: what it sends is stored once however often it comes."""
         self.frames = ReceiptFrames(self.producer_id, partition)
         self.name = name
-        self.stored_name = stored_producer(name)
+        self.stored_name = stored_name(name)
         self.topic = topic
         self.topic_name = topic.name
         self.partition = partition

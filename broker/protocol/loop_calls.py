@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +62,13 @@ class LoopCalls:
                 self._waiting.popleft()()
             except Exception:
                 _log.exception("a call of the engine failed")
+
+
+def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task of its own; what it raises is for those that wait for it, if any do still."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 class Workers:

@@ -436,7 +436,7 @@ async def test_twelve_metrics_are_26_series() -> None:
     """In the text that Prometheus reads."""
     loop = TestLoop()
     limiter = DualMemoryLimiter(LIMITS, LIMITS, loop)
-    limiter.created = 5.0
+    limiter.heap.created = limiter.direct.created = 5.0
     limiter.heap.acquire(60)
     late = limiter.heap.acquire(90)
     loop.advance(1)
