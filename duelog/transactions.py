@@ -9,6 +9,8 @@ What is held is taken in one order, as by every other call: the locks of dedupli
 partitions.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -116,6 +118,7 @@ class _Prepared:
 
     def __init__(self) -> None:
         self.units: list[Callable[[WriteBatch], None]] = []
+        """They hold the fields below and not this object: a cycle for each transaction is work for the collector."""
         self.values: dict[Result[Any], object] = {}
         """Results, as the last run of the units has left them."""
         self.overridden: list[TopicName] = []
@@ -184,7 +187,7 @@ class Transaction:
         due_ms, body = encode_send(
             payload, deliver_at, deliver_after, key, properties, now_ms, most, allow_past, ttl, dedup_key
         )
-        result = Result[MessageId]("send to %s", name)
+        result: Result[MessageId] = Result("send to %s", name)
         self._sends.append(_Send(name, due_ms, body, dedup, result))
         if dedup is not None:
             self._sent_keys.add((name, dedup.key))
@@ -213,7 +216,7 @@ class Transaction:
         required: False goes on then. Raises InvalidArgument.
         """
         name, message_id = self._name(topic), id_of(message_id)
-        result = Result[bool]("cancel %s of %s", message_id, name)
+        result: Result[bool] = Result("cancel %s of %s", message_id, name)
         self._cancels.setdefault(name, []).append(_Cancel(message_id, required, result))
         return result
 
@@ -226,7 +229,7 @@ class Transaction:
         checked_dedup_key(key, "key")
         if (name, key) in self._cancelled_keys or (name, key) in self._sent_keys:
             raise InvalidArgument("key", key, f"this transaction has it already, of {name}")
-        result = Result[bool]("cancel key %r of %s", key, name)
+        result: Result[bool] = Result("cancel key %r of %s", key, name)
         self._cancelled_keys[name, key] = _CancelKey(name, key, required, result)
         return result
 
@@ -245,7 +248,7 @@ class Transaction:
         Arguments as of `Topic.reschedule`. required: False goes on then, with None. Raises InvalidArgument.
         """
         name, message_id = self._name(topic), id_of(message_id)
-        result = Result[MessageId | None]("reschedule %s of %s", message_id, name)
+        result: Result[MessageId | None] = Result("reschedule %s of %s", message_id, name)
         asked = _Reschedule(message_id, deliver_at, deliver_after, allow_past, required, result)
         self._reschedules.setdefault(name, []).append(asked)
         return result
@@ -255,14 +258,14 @@ class Transaction:
     ) -> Result[int]:
         """Store a document, as `Documents.put`; its version. Conflicts where that is not the expected one."""
         self._check_begun()
-        result = Result[int]("put document %r", key)
+        result: Result[int] = Result("put document %r", key)
         self._documents.append((documents.putting(key, value, expected), result))
         return result
 
     def delete_document(self, key: str, *, expected: int | EllipsisType | None = ...) -> Result[bool]:
         """Delete a document, as `Documents.delete`; whether there was one. Conflicts as `put_document`."""
         self._check_begun()
-        result = Result[bool]("delete document %r", key)
+        result: Result[bool] = Result("delete document %r", key)
         self._documents.append((documents.deleting(key, expected), result))
         return result
 
@@ -382,10 +385,10 @@ class Transaction:
                 raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
             found.append((topic, state, acks))
         entries = [(topic, state, group_by_ledger([position for position, _ in acks])) for topic, state, acks in found]
-        acknowledge = self._engine.delivery.flusher.acknowledging(entries)
+        acknowledge, acknowledged = self._engine.delivery.flusher.acknowledging(entries), prepared.acknowledged
 
         def unit(group: WriteBatch) -> None:
-            prepared.acknowledged = []
+            acknowledged.clear()
             for (topic, state, acks), fresh in zip(found, acknowledge(group.main), strict=True):
                 with state.lock:
                     for position, (message, consumer) in acks:
@@ -393,37 +396,38 @@ class Transaction:
                         if not is_held or position.entry_id not in fresh[position.ledger_id]:
                             where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
                             raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-                prepared.acknowledged.append((topic, state, sum(map(len, fresh.values()))))
+                acknowledged.append((topic, state, sum(map(len, fresh.values()))))
 
         prepared.units.append(unit)
 
     def _cancel(self, held: Held, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
         ids = [each.message_id for each in cancels]
-        work = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids)
+        work, values = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids), prepared.values
 
         def unit(group: WriteBatch) -> None:
             for (_, required, result), outcome in zip(cancels, work(group.main), strict=True):
                 done = outcome in _NEVER_DELIVERED
                 if required and not done:
                     raise TransactionConflict(result.operation, f"it is {outcome.value}")
-                prepared.values[result] = done
+                values[result] = done
 
         prepared.units.append(unit)
 
     def _cancel_key(self, held: Held, prepared: _Prepared, topic: TopicState, key: bytes, asked: _CancelKey) -> None:
-        work = self._engine.sending.keyed.cancelling(held, topic, key)
+        work, values = self._engine.sending.keyed.cancelling(held, topic, key), prepared.values
 
         def unit(group: WriteBatch) -> None:
             outcome = Outcome.UNKNOWN if work is None else work(group.main)
             if asked.required and outcome is not Outcome.CANCELLED:
                 reason = "no message of it is pending" if outcome is Outcome.UNKNOWN else f"it is {outcome.value}"
                 raise TransactionConflict(asked.result.operation, reason)
-            prepared.values[asked.result] = outcome is Outcome.CANCELLED
+            values[asked.result] = outcome is Outcome.CANCELLED
 
         prepared.units.append(unit)
 
     def _reschedule(self, held: Held, prepared: _Prepared, topic: TopicState, asked: _Reschedule, now_ms: int) -> None:
         message_id, deliver_at, deliver_after, allow_past, required, result = asked
+        values = prepared.values
         work = self._engine.pending.topic_withdrawals.rescheduling(
             held, topic, [message_id], deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
@@ -432,22 +436,24 @@ class Transaction:
             (new_id,) = work(group.main)
             if required and new_id is None:
                 raise TransactionConflict(result.operation, "it has fired, is cancelled, or is unknown")
-            prepared.values[result] = new_id
+            values[result] = new_id
 
         prepared.units.append(unit)
 
     @staticmethod
     def _write_document(prepared: _Prepared, work: Callable[[Any], Any], result: Result[Any]) -> None:
+        values = prepared.values
+
         def unit(group: WriteBatch) -> None:
             try:
-                prepared.values[result] = work(group.main)
+                values[result] = work(group.main)
             except DocumentChanged as error:
                 raise TransactionConflict(result.operation, str(error)) from error
 
         prepared.units.append(unit)
 
     def _send(self, held: Held, prepared: _Prepared, topics: Mapping[TopicName, TopicState], now_ms: int) -> None:
-        policies, sender = self._engine.policies, self._engine.sending.sender
+        policies, sender, values = self._engine.policies, self._engine.sending.sender, prepared.values
         places, dues = {name: at for at, name in enumerate(topics)}, []
         for each in self._sends:
             due_ms, overridden = policies.apply_one(each.topic, each.due_ms, now_ms)
@@ -464,7 +470,7 @@ class Transaction:
 
         def unit(group: WriteBatch) -> None:
             for result, work in works:
-                prepared.values[result] = MessageId(*work(group))
+                values[result] = MessageId(*work(group))
 
         prepared.units.append(unit)
 
@@ -482,11 +488,11 @@ class Transaction:
         bodies = [each.body for each in self._sends]
         dedups = {at: each.dedup for at, each in enumerate(self._sends) if each.dedup is not None}
         batch = EncodedBatch(dues, dues > now_ms, bodies, dedups=dedups)
-        keyed = self._engine.sending.keyed
+        keyed, values = self._engine.sending.keyed, prepared.values
         work = keyed.sending(held, list(topics.values()), owners, batch, keys, now_ms, policies=True)
 
         def unit(group: WriteBatch) -> None:
-            prepared.values.update(zip((each.result for each in self._sends), work(group).to_list(), strict=True))
+            values.update(zip((each.result for each in self._sends), work(group).to_list(), strict=True))
 
         prepared.units.append(unit)
 

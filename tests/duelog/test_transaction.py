@@ -3,6 +3,7 @@
 # ruff: noqa: PT012 - a transaction raises at the end of its block
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -75,6 +76,35 @@ def test_a_transaction_acknowledges_sends_cancels_reschedules_and_remembers_at_o
     assert payloads(received(store, "later")) == [b"move"]
     assert received(store, "timeouts") == []
     assert payloads(received(store, "mails")) == [b"mail"]
+
+
+@pytest.mark.inside
+def test_a_transaction_leaves_nothing_to_the_garbage_collector(store: DelayedStore, topic: Topic) -> None:
+    """Its units of work refer to nothing that refers to them: a cycle of a hundred objects each time is felt."""
+    topic.send_payloads([b"0", b"1"])
+    later = store.topic("later")
+    cancelled, moved = (later.send_payloads([b"x"] * 2, deliver_after=60).to_list() for _ in range(2))
+    for key in ("0", "1"):
+        later.send(b"x", deliver_after=60, dedup_key=key)
+    messages = received(store)
+
+    def transact(number: int) -> None:
+        with store.transaction() as transaction:
+            transaction.ack(messages[number])
+            transaction.cancel("later", cancelled[number])
+            transaction.cancel_key("later", str(number))
+            transaction.reschedule("later", moved[number], deliver_after=90)
+            transaction.send("u", b"y")
+            transaction.put_document("d", b"z")
+
+    transact(0)
+    gc.collect()
+    gc.disable()
+    try:
+        transact(1)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_an_exception_in_the_block_stores_nothing(store: DelayedStore, topic: Topic) -> None:
