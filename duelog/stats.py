@@ -718,7 +718,7 @@ class Figures:
 def holding(
     topic: str, ledger_id: int, ledgers: Sequence[LedgerInfo], marks: Iterable[tuple[str, Position]]
 ) -> list[Keeper]:
-    """What of a topic keeps a closed partition whose last marker is in a ledger, which is among those of the topic.
+    """Say what of a topic keeps a closed partition whose last marker is in a ledger, one of the topic.
 
     marks: subscriptions with their mark-delete positions.
     """

@@ -78,7 +78,7 @@ def store_object(bucket: Bucket) -> tuple[bytes, int] | None:
 
 
 def copied_identity(bucket: Bucket) -> tuple[bytes, int]:
-    """What `store_object` gives, of a copy: ReplicaRefused where there is no STORE either."""
+    """The id and `partition_ms` of the store whose copy it is. Raises ReplicaRefused, also where there is no STORE."""
     found = store_object(bucket)
     if found is None:
         raise ReplicaRefused(bucket.url, "holds no copy of a store: there is no STORE")
