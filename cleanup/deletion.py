@@ -14,7 +14,7 @@ from ..store.codec.format import PartitionRecord, PartitionState
 from ..store.codec.frontier import FrontierRecord
 from ..store.env.environment import Environment
 from ..store.env.transaction import Transaction
-from ..store.files.directory import make_directory, move_away, remove_tree
+from ..store.files.directory import move_to_trash, remove_tree
 from ..store.files.failpoints import reach
 from ..store.files.pages import refuse_broken
 from ..store.log import catalog
@@ -85,11 +85,7 @@ def remove_recorded(path: Path, main: Environment, start_ms: int, generation: in
     """Remove the directory of a partition whose deletion is recorded, then the record. May be repeated."""
     main.flush()  # what is not on disk for sure is not recorded
     directory = partition_path(path, start_ms, generation).parent
-    trash = path / "trash" / directory.name
-    make_directory(trash.parent)
-    if directory.exists():
-        remove_tree(trash)
-        move_away(directory, trash)
+    trash = move_to_trash(path, directory)
     reach("delete.moved")
     remove_tree(trash)
     reach("delete.removed")

@@ -13,7 +13,7 @@ from ..store.codec.format import PartitionState
 from ..store.env.environment import Environment
 from ..store.errors import DamagedStore
 from ..store.files import pages
-from ..store.files.directory import make_directory, move_away, remove_tree
+from ..store.files.directory import make_directory, move_to_trash, remove_tree
 from ..store.log import catalog
 from .compaction import READY
 from .deletion import remove_recorded
@@ -74,10 +74,4 @@ def _clear(directory: Path, keep: str | None = None) -> None:
 
 def throw_away(path: Path, directory: Path) -> None:
     """Remove a directory that no record refers to, if it is there: it is whole until it is gone from its place."""
-    if not directory.exists():
-        return
-    trash = path / "trash" / f"{directory.parent.name}-{directory.name}"
-    make_directory(trash.parent)
-    remove_tree(trash)
-    move_away(directory, trash)
-    remove_tree(trash)
+    remove_tree(move_to_trash(path, directory))

@@ -1,6 +1,5 @@
 """Relocation: a partition goes away, and comes back (away.py has the order of writes)."""
 
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -23,9 +22,8 @@ from ..store.env.transaction import LmdbTransaction
 from ..store.errors import BrokenInvariant, DamagedStore
 from ..store.files.directory import (
     discard_tree,
-    make_directory,
     move,
-    move_away,
+    move_to_trash,
     remove_tree,
     sync_directory,
     write_file,
@@ -178,7 +176,7 @@ def give_back(
                     move(staged, target)
                     reach("away.beside")
                     if partition.away is None:
-                        move_away(before, _trash(store, before))
+                        move_to_trash(store, before)
                     partitions.relocate(partition, target, away)
                 reach("away.gone")
         except _OtherBodies:
@@ -230,18 +228,7 @@ def _switching(store: Path, partition: Partition, environment: Environment) -> I
         raise
 
 
-def _trash(store: Path, directory: Path) -> Path:
-    trash = store / "trash" / f"{directory.parent.name}-{directory.name}"
-    remove_tree(trash)
-    make_directory(trash.parent)
-    return trash
-
-
 def _remove(store: Path, directory: Path) -> None:
     """Remove a directory that does not count any more; the next opening removes what is left of it."""
-    trash = store / "trash" / f"{directory.parent.name}-{directory.name}"
     with suppress(OSError):
-        if directory.exists():
-            remove_tree(trash)
-            os.rename(directory, trash)
-        remove_tree(trash)
+        remove_tree(move_to_trash(store, directory))

@@ -78,6 +78,16 @@ def move_away(source: Path, target: Path) -> None:
     sync_directory(source.parent)
 
 
+def move_to_trash(store: Path, directory: Path) -> Path:
+    """Move a directory of a store out of its place, whole, if it is there; where it is, until the next opening."""
+    trash = store / "trash" / f"{directory.parent.name}-{directory.name}"
+    make_directory(trash.parent)
+    if directory.exists():
+        remove_tree(trash)
+        move_away(directory, trash)
+    return trash
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory and what is in it, if it is there. At a power cut parts of it may come back."""
     if path.exists():

@@ -20,7 +20,7 @@ from duelog.markers.firing.firing import Firing
 from duelog.partitions.partition_set import PartitionSet
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.codec.format import Table, counter_key, pack_u64
-from duelog.store.files.directory import move
+from duelog.store.files.directory import move_to_trash
 from duelog.store.files.failpoints import reach
 from duelog.store.log import catalog
 from duelog.store.wal.segment import GroupContent, Row, RowKind
@@ -127,7 +127,7 @@ class _MovesFirst:
 
     def write(self, work: Callable[[Any], Any], **options: Any) -> Any:
         if self._directory.exists():
-            move(self._directory, self._path / "trash" / self._directory.name)
+            move_to_trash(self._path, self._directory)
             reach("delete.moved")
         return self._main.write(work, **options)
 
