@@ -40,15 +40,14 @@ def partition_start(due_ms: int, span_ms: int) -> int:
     return due_ms - due_ms % span_ms
 
 
-def group_by_partition(
-    dues: npt.NDArray[np.int64], span_ms: int
-) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
-    """Sort a batch by partition: its positions, and the partitions with the ranges of them.
+def group_by_log(
+    owners: npt.NDArray[np.intp] | None, dues: npt.NDArray[np.int64], span_ms: int
+) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int, int]]]:
+    """Sort a batch by partition, then by owner, a number from 0 (None: all are of owner 0): its positions, and groups.
 
-    A partition is ``(start_ms, start, limit)``, earliest first: its messages stand at ``positions[start:limit]``.
-    Positions are ascending within each partition, so append order is kept. O(n) if one partition takes all,
-    O(n log n) otherwise. Raises InvalidArgument for a span out of range, or for the first due time
-    out of range.
+    A group is ``(start_ms, owner, start, limit)``: its messages stand at ``positions[start:limit]``. Positions are
+    ascending within each group, so append order is kept. O(n) if one group takes all, O(n log n) otherwise. Raises
+    InvalidArgument for a span out of range, or for the first due time out of range.
     """
     _require_span(span_ms)
     count = len(dues)
@@ -56,37 +55,20 @@ def group_by_partition(
         return np.empty(0, dtype=np.intp), []
     earliest, latest = _require_dues(dues)
     first = earliest - earliest % span_ms
-    if latest < first + span_ms:
-        return np.arange(count, dtype=np.intp), [(first, 0, count)]
-    order, groups = _group((dues - first) // span_ms, (latest - first) // span_ms + 1)
-    return order, [(first + number * span_ms, start, limit) for number, start, limit in groups]
-
-
-def group_by_log(
-    owners: npt.NDArray[np.intp], dues: npt.NDArray[np.int64], span_ms: int
-) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int, int]]]:
-    """Group messages of several owners by partition and owner: groups are ``(start_ms, owner, start, limit)``.
-
-    By partition, then by owner, a number from 0.
-    """
-    _require_span(span_ms)
-    if not len(dues):
-        return np.empty(0, dtype=np.intp), []
-    earliest, latest = _require_dues(dues)
-    first = earliest - earliest % span_ms
-    width = int(owners.max()) + 1
-    order, groups = _group((dues - first) // span_ms * width + owners, ((latest - first) // span_ms + 1) * width)
-    return order, [(first + number // width * span_ms, number % width, start, limit) for number, start, limit in groups]
-
-
-def _group(numbers: npt.NDArray[np.int64], below: int) -> tuple[npt.NDArray[np.intp], list[tuple[int, int, int]]]:
-    """Sort numbers, all less than `below`: their positions, and the (number, start, limit) of each in these."""
-    if below <= 1 << 16:  # numpy sorts 16-bit keys by radix, several times faster
+    width = 1 if owners is None else int(owners.max()) + 1
+    if width == 1 and latest < first + span_ms:
+        return np.arange(count, dtype=np.intp), [(first, 0, 0, count)]
+    numbers = (dues - first) // span_ms
+    if owners is not None:
+        numbers = numbers * width + owners
+    if ((latest - first) // span_ms + 1) * width <= 1 << 16:  # numpy sorts 16-bit keys by radix, several times faster
         numbers = numbers.astype(np.uint16)
     order = numbers.argsort(kind="stable")
     ordered = numbers[order]
-    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), len(numbers)]
-    return order, list(zip(ordered[cuts[:-1]].tolist(), cuts, cuts[1:], strict=False))
+    cuts = [0, *((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist(), count]
+    logs = (divmod(number, width) for number in ordered[cuts[:-1]].tolist())
+    groups = zip(logs, cuts, cuts[1:], strict=False)
+    return order, [(first + at * span_ms, owner, start, limit) for (at, owner), start, limit in groups]
 
 
 def group_by_owner(

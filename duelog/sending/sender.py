@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
-from duelog.partitions.timespan import group_by_log, group_by_owner, group_by_partition
+from duelog.partitions.timespan import group_by_log, group_by_owner
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits, fields_of_message
@@ -270,9 +270,12 @@ class Sender:
         groups: list[tuple[int, int, int, int]] = []
         if delayed < count:
             direct, direct_groups = group_by_owner(owners, (~batch.delayed).nonzero()[0])
-        if delayed:
-            later = None if delayed == count else batch.delayed.nonzero()[0]
-            order, groups = self._by_log(owners, batch.dues, later)
+        if delayed == count:
+            order, groups = group_by_log(owners, batch.dues, self._span_ms)
+        elif delayed:
+            later = batch.delayed.nonzero()[0]
+            order, groups = group_by_log(None if owners is None else owners[later], batch.dues[later], self._span_ms)
+            order = later[order]
         alone = len(groups) + len(direct_groups) == 1
         order = np.concatenate((direct, order))
         if not alone:
@@ -287,19 +290,6 @@ class Sender:
         if groups:
             delayed_batch = self._to_partitions(held, topics, groups, batch.dues[ahead:], bodies[ahead:], now_ms)
         return parts, delayed_batch, None if alone else order
-
-    def _by_log(
-        self, owners: Places | None, dues: Int64s, places: Places | None
-    ) -> tuple[Places, list[tuple[int, int, int, int]]]:
-        """Group the messages at `places` by log, as `group_by_log` does; None: all messages."""
-        if places is not None:
-            dues = dues[places]
-        if owners is None:
-            order, groups = group_by_partition(dues, self._span_ms)
-            groups_by_log = [(start_ms, 0, low, high) for start_ms, low, high in groups]
-        else:
-            order, groups_by_log = group_by_log(owners if places is None else owners[places], dues, self._span_ms)
-        return order if places is None else places[order], groups_by_log
 
     def _to_partitions(
         self,

@@ -12,7 +12,7 @@ from duelog.partitions.timespan import (
     DUE_LIMIT_MS,
     SPAN_LIMIT_MS,
     directory_name,
-    group_by_partition,
+    group_by_log,
     parse_directory_name,
     partition_start,
 )
@@ -50,9 +50,10 @@ def batches(draw: st.DrawFn) -> tuple[list[int], int]:
 
 def grouped(batch: npt.NDArray[np.int64], span_ms: int) -> list[tuple[int, list[int]]]:
     """The start of each partition and the positions of its messages."""
-    order, groups = group_by_partition(batch, span_ms)
-    assert [start for _, start, _ in groups] == [0, *(limit for *_, limit in groups)][: len(groups)]
-    return [(start_ms, order[start:limit].tolist()) for start_ms, start, limit in groups]
+    order, groups = group_by_log(None, batch, span_ms)
+    assert [start for _, _, start, _ in groups] == [0, *(limit for *_, limit in groups)][: len(groups)]
+    assert not any(owner for _, owner, _, _ in groups)
+    return [(start_ms, order[start:limit].tolist()) for start_ms, _, start, limit in groups]
 
 
 @given(batches())
@@ -121,7 +122,7 @@ def test_other_names_are_refused(name: str) -> None:
 def test_a_span_out_of_range_is_refused(span_ms: int) -> None:
     """No arithmetic is done with a span that does not fit the 32-bit offsets."""
     with pytest.raises(InvalidArgument, match="span_ms"):
-        group_by_partition(np.zeros(1, dtype=np.int64), span_ms)
+        group_by_log(None, np.zeros(1, dtype=np.int64), span_ms)
     with pytest.raises(InvalidArgument, match="span_ms"):
         partition_start(0, span_ms)
 
@@ -131,7 +132,7 @@ def test_a_due_time_out_of_range_is_refused(due_ms: int) -> None:
     """Before 1970 and from the year 10000 on there are no partitions, wherever in a batch the time stands."""
     batch = np.array([5, due_ms, 6], dtype=np.int64)
     with pytest.raises(InvalidArgument, match="due_ms") as caught:
-        group_by_partition(batch, DAY_MS)
+        group_by_log(None, batch, DAY_MS)
     assert caught.value.value == due_ms
     with pytest.raises(InvalidArgument, match="due_ms"):
         partition_start(due_ms, DAY_MS)
