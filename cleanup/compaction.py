@@ -46,7 +46,7 @@ _BATCH_ROWS = 4_096
 
 
 class Staged(NamedTuple):
-    """A verified generation in a directory of its own, not yet handed over. Picklable."""
+    """A verified generation in a directory of its own, once it is handed over in staging/ready/. Picklable."""
 
     directory: str
     start_ms: int
@@ -55,10 +55,6 @@ class Staged(NamedTuple):
     source_bytes: int
     dead_entries: int
     dead_bytes: int
-
-
-Finished = Staged
-"""The same once it lies in staging/ready/."""
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -90,7 +86,7 @@ def stage_generation(
     )  # fmt: skip
 
 
-def hand_over(store: Path, staged: Staged) -> Finished:
+def hand_over(store: Path, staged: Staged) -> Staged:
     """Put a staged generation where the store looks for finished ones; it may be adopted at any instant after.
 
     Raises FileNotFoundError where it is no longer there: the store was opened meanwhile, which clears staging/.
@@ -112,11 +108,6 @@ def hand_over(store: Path, staged: Staged) -> Finished:
         sync_directory(ready)
     reach("compact.copied")
     return staged._replace(directory=os.fspath(target))
-
-
-def discard(staged: Staged) -> None:
-    """Remove a staged generation that is not wanted. A second call does nothing."""
-    remove_tree(Path(staged.directory))
 
 
 def copy_generation(

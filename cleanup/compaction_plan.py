@@ -155,19 +155,10 @@ def _plan_log(raw: Reads, name: str, claims: LogClaims) -> LogPlan:
         if isinstance(run, CorruptEntry) or not can_be_thinned(run):
             continue
         sizes = run.body_bytes()
-        size = int(sizes.sum())
-        body_bytes += size
-        kept = stay.range_cardinality(run.first_entry, run.limit)
-        if kept == run.count:
-            continue
-        there = sizes > 0
-        if kept:
-            gone = ~mask(stay, run) & there
-            dead_entries += int(gone.sum())
-            dead_bytes += int(sizes[gone].sum())
-        else:
-            dead_entries += int(there.sum())
-            dead_bytes += size
+        gone = ~mask(stay, run) & (sizes > 0)
+        body_bytes += int(sizes.sum())
+        dead_entries += int(gone.sum())
+        dead_bytes += int(sizes[gone].sum())
     stay.run_optimize()
     return LogPlan(claims.topic_id, ledger_id, tail, stay.serialize(), dead_entries, dead_bytes, body_bytes)
 

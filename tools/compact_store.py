@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
-from ..cleanup.compaction import Finished, Staged, hand_over, stage_generation
+from ..cleanup.compaction import Staged, hand_over, stage_generation
 from ..cleanup.compaction_plan import partition_logs, plan_generation
 from ..cleanup.log_claims import LogClaims, claims_of_logs, read_claims, reason_to_keep
 from ..opening import Identity, StoreLock, open_main
@@ -272,7 +272,7 @@ def _compact(
         progress(min(done, total), total)
 
     progress(0, total)
-    waiting: list[Finished] = []
+    waiting: list[Staged] = []
     for answer in run(tasks, further) if tasks else ():
         found.answers[answer.start_ms] = answer
         dealt_with += 2 * found.sealed[answer.start_ms].file_bytes

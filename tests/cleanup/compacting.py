@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from duelog import DelayedStore, ManualClock, MessageId
-from duelog.cleanup.compaction import Finished, hand_over, stage_generation
+from duelog.cleanup.compaction import Staged, hand_over, stage_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.partitions.partition import Partition
@@ -56,7 +56,7 @@ def plan_of(store: DelayedStore, day: int = 0) -> CompactionPlan:
         return plan_compaction(store._engine.storage.main, partition_of(store, day))
 
 
-def finish(store: DelayedStore, day: int = 0, plan: CompactionPlan | None = None) -> Finished:
+def finish(store: DelayedStore, day: int = 0, plan: CompactionPlan | None = None) -> Staged:
     """The next generation of a day, handed over and not adopted."""
     plan = plan or plan_of(store, day)
     with source_of(store, day) as source:

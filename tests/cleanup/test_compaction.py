@@ -11,7 +11,7 @@ import pytest
 from pyroaring import BitMap
 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig
-from duelog.cleanup.compaction import copy_generation, discard, stage_generation, verify_generation
+from duelog.cleanup.compaction import copy_generation, stage_generation, verify_generation
 from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_generation
 from duelog.cleanup.log_claims import LogClaims, claims_of_logs, needed, read_claims
 from duelog.store.codec import format as fmt
@@ -20,6 +20,7 @@ from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Reads
 from duelog.store.errors import BrokenInvariant, DamagedStore
+from duelog.store.files.directory import remove_tree
 from duelog.store.log.scan import runs
 from tests.cleanup.compacting import DAY, DAY_MS, close_day, finish, plan_of, send_day, source_of
 from tests.conftest import OpenStore, present
@@ -116,8 +117,7 @@ def test_a_staged_generation_is_discarded_without_a_trace(store: DelayedStore) -
         staged = stage_generation(store.path, source, plan)
     assert Path(staged.directory).parent == store.path / "staging"
     assert staged.file_bytes == (Path(staged.directory) / "data.mdb").stat().st_size
-    discard(staged)
-    discard(staged)
+    remove_tree(Path(staged.directory))
     assert list((store.path / "staging").iterdir()) == []
 
     def stop(done: int) -> None:
@@ -214,7 +214,7 @@ def test_damage_in_the_source_is_still_found_in_the_copy(store: DelayedStore, tm
         copy = Environment(Path(staged.directory), name="copy", read_only=True, lock=False)
         with closing(copy), copy.read() as raw:
             assert stored(raw, fmt.run_key(ledger_id, 0)) == before
-        discard(staged)
+        remove_tree(Path(staged.directory))
         source.write(damage)
 
 
