@@ -29,7 +29,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from pyroaring import BitMap
 
-from ..partitions.index.buckets import PackedBucket, Slab
+from ..partitions.index.buckets import PackedBucket
 from ..partitions.index.index_cut import Piece
 from ..partitions.index.window import MAX_ID
 from ..store.batches import batches
@@ -202,14 +202,14 @@ def seal_part(key: bytes, part: PackedPart) -> tuple[bytes, PartRecord]:
 class Part:
     """A part that matches its checksum; a copy, which outlives the read transaction that `value` came from."""
 
-    __slots__ = ("_slab",)
+    __slots__ = ("_value",)
 
     def __init__(self, key: bytes, value: bytes | memoryview, record: PartRecord) -> None:
         """Verify a part against its seal and against the metadata. Raises Unusable."""
         if len(value) != record.stored_bytes or _SEAL.unpack_from(value, len(value) - CRC_BYTES)[0] != record.crc:
             raise Unusable(f"part {key.hex()} is not the one that the metadata lists")
-        self._slab = Slab(value)
-        fields = self._slab.bytes[:-CRC_BYTES]
+        self._value = memoryview(bytes(value))
+        fields = self._value[:-CRC_BYTES]
         if crc32(fields, crc32(key)) != record.crc:  # of the copy: what is used later is what was verified
             raise Unusable(f"record {key.hex()} does not match its checksum")
         version = int.from_bytes(fields[:2], "little")
@@ -218,7 +218,7 @@ class Part:
 
     def buckets(self, tail: int) -> Iterator[tuple[int, PackedBucket]]:
         """(bucket start, its entries, all below `tail`) of each piece. No bitmap is made."""
-        contents = self._slab.bytes
+        contents = self._value
         count = _PART.unpack_from(contents)[2]
         starts = np.frombuffer(contents, "<i8", count, _PART.size).tolist()
         entries = np.frombuffer(contents, "<u4", count, _PART.size + 8 * count).tolist()
@@ -226,7 +226,7 @@ class Part:
         first = _PART.size + _PIECE_BYTES * count
         begin = 0
         for start_ms, held, end in zip(starts, entries, ends, strict=True):
-            yield start_ms, PackedBucket(self._slab, contents[first + begin : first + end], held, tail)
+            yield start_ms, PackedBucket(bytes(contents[first + begin : first + end]), held, tail)
             begin = end
 
 

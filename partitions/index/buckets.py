@@ -16,10 +16,9 @@ begins no round, or a few hundred cancellations would cost a copy of the index e
 Which entries are where follows from the due times handed in; this module never reads one. Not thread-safe.
 """
 
-import mmap
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -29,37 +28,10 @@ from sortedcontainers import SortedDict
 from ...store.errors import BrokenInvariant
 from .window import Dues, Ids, Keys
 
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-_MAPPED_BYTES = 1 << 17
-"""From this many on, memory of its own that goes back at once, and whose pages come in one call: a third quicker."""
-
 # Resident bytes beside the values, fitted to the resident memory of 1,440 buckets of ten million entries.
-_PACKED_BYTES = 300
+_PACKED_BYTES = 900
 _BITMAP_BYTES = 400
 _CONTAINER_BYTES = 64
-
-
-class Slab:
-    """A read-only copy of bytes, and how many of them are of packed buckets.
-
-    It is a part of a snapshot or some buckets that were packed together: one piece of memory, given back when no bucket
-    needs it any more. Buckets that are unpacked in any order would keep it for the last one's sake, so the map of
-    buckets unpacks what is left of a slab when less than half of it is needed.
-    """
-
-    __slots__ = ("bytes", "needed", "starts_ms")
-
-    def __init__(self, contents: bytes | memoryview) -> None:
-        if len(contents) < _MAPPED_BYTES:
-            self.bytes = memoryview(bytes(contents))
-        else:
-            # The view keeps the mapping; it goes with the last view of it.
-            mapped = mmap.mmap(-1, len(contents), flags=_FLAGS)
-            mapped[:] = contents
-            self.bytes = memoryview(mapped).toreadonly()
-        self.needed = 0
-        self.starts_ms: list[int] = []
-        """Buckets that were or are packed in it."""
 
 
 class PackedBucket:
@@ -71,11 +43,10 @@ class PackedBucket:
     pages go bad.
     """
 
-    __slots__ = ("added", "entries", "limit_id", "saved", "slab")
+    __slots__ = ("added", "entries", "limit_id", "saved")
 
-    def __init__(self, slab: Slab, saved: memoryview, entries: int, limit_id: int) -> None:
-        """REQUIRES: `saved`, a part of `slab`, is a bitmap of `entries` > 0 ids, all below `limit_id`."""
-        self.slab = slab
+    def __init__(self, saved: bytes, entries: int, limit_id: int) -> None:
+        """REQUIRES: `saved` is a bitmap of `entries` > 0 ids, all below `limit_id`."""
         self.saved = saved
         self.entries = entries
         """Number of entries saved."""
@@ -89,7 +60,7 @@ class PackedBucket:
 
     def bitmap(self) -> BitMap:
         """Its entries; the bucket is as it was. Raises BrokenInvariant where they are not as many as it says."""
-        ids = BitMap.deserialize(self.saved)  # type: ignore[arg-type]  # any buffer
+        ids = BitMap.deserialize(self.saved)
         if self.added is not None:
             ids |= self.added
         if len(ids) != len(self):
@@ -108,41 +79,10 @@ class PackedBucket:
 
     def saved_below(self, limit_id: int) -> bytes | None:
         """The bytes of its bitmap, if it is known to be what was saved and to hold nothing from `limit_id` on."""
-        return bytes(self.saved) if self.added is None and self.limit_id <= limit_id else None
+        return self.saved if self.added is None and self.limit_id <= limit_id else None
 
     def memory_bytes(self) -> int:
-        """Resident bytes with its part of what no bucket needs of the slab. REQUIRES: the map of buckets has it."""
-        added = 0 if self.added is None else bitmap_bytes(self.added)
-        return len(self.saved) * len(self.slab.bytes) // self.slab.needed + _PACKED_BYTES + added
-
-
-def pack_together(buckets: Sequence[tuple[int, BitMap]]) -> list[tuple[int, PackedBucket]]:
-    """Buckets by their starts, packed in a new slab. REQUIRES: none is empty."""
-    saved = [ids.serialize() for _, ids in buckets]
-    slab = Slab(b"".join(saved))
-    packed: list[tuple[int, PackedBucket]] = []
-    begin = 0
-    for (start_ms, ids), contents in zip(buckets, saved, strict=True):
-        limit = begin + len(contents)
-        packed.append((start_ms, PackedBucket(slab, slab.bytes[begin:limit], len(ids), ids.max() + 1)))
-        begin = limit
-    return packed
-
-
-def check_slabs(buckets: Iterable[PackedBucket]) -> int:
-    """Raise BrokenInvariant unless all packed buckets are as they say, and their slabs; how many entries are packed."""
-    needed: dict[Slab, int] = {}
-    entries = 0
-    for each in buckets:
-        ids = BitMap.deserialize(each.saved)  # type: ignore[arg-type]  # any buffer
-        if not ids or ids.max() >= each.limit_id:
-            raise BrokenInvariant(f"bucket: {len(ids)} entries saved, not all below {each.limit_id}")
-        needed[each.slab] = needed.get(each.slab, 0) + len(each.saved)
-        entries += len(ids)
-    for slab, count in needed.items():
-        if slab.needed != count:
-            raise BrokenInvariant(f"buckets: {count} bytes packed, their slab counts {slab.needed}")
-    return entries
+        return len(self.saved) + _PACKED_BYTES + (0 if self.added is None else bitmap_bytes(self.added))
 
 
 def bitmap_bytes(ids: BitMap) -> int:
@@ -171,7 +111,7 @@ _GROUP_ENTRIES = 1 << 20  # entries grouped at a time: bounds the temporary arra
 _SPARSE_ENTRIES = 16  # entries a bucket, on average, below which adding them one by one is quicker
 _SHIFT = np.uint64(32)
 
-_PACKED_AT_ONCE_BYTES, _PACKED_AT_ONCE = 1 << 17, 128  # 1 to 2 ms, and a slab of its own memory
+_PACKED_AT_ONCE_BYTES, _PACKED_AT_ONCE = 1 << 17, 128  # 1 to 2 ms
 _LARGE_ENTRIES = 1 << 18  # a larger bucket stays unpacked: its containers waste little
 _PACKED_ENTRIES = 512  # a bucket, on average, for which it is worth it: packing takes 8 us a bucket and 5 ns an entry
 _PACKED_SHARE = 2  # of which one part is unpacked: n entries that come cost the copying of 2 n, not more
@@ -277,9 +217,7 @@ class Buckets:
         A start may come more than once: then its bucket is unpacked, and the union.
         """
         self._bitmaps.update(united(saved))
-        for start_ms, ids in self._bitmaps.items():
-            if isinstance(ids, PackedBucket):
-                self._entered(start_ms, ids)
+        self.packed += sum(ids.entries for ids in self._bitmaps.values() if isinstance(ids, PackedBucket))
         return sum(map(len, self._bitmaps.values()))
 
     def is_worth_packing(self, entries: int, added: int) -> bool:
@@ -294,28 +232,20 @@ class Buckets:
         """
         if not self._bitmaps:
             return None
-        some: list[tuple[int, BitMap]] = []
-        size = 0
-        last_ms = None
+        count = size = 0
         for start_ms in self.starts_after(self._bitmaps.peekitem(0)[0] if after_ms is None else after_ms):
             kept = self._bitmaps[start_ms]
             unpacked = kept.added if isinstance(kept, PackedBucket) else kept
             if unpacked is None or len(kept) > _LARGE_ENTRIES:
                 continue
             unpacked.run_optimize()
-            some.append((start_ms, self.entries_of(start_ms)))
-            size += 2 * len(kept)
-            if size >= _PACKED_AT_ONCE_BYTES or len(some) == _PACKED_AT_ONCE:
-                last_ms = start_ms
-                break
-        before = [self._bitmaps[start_ms] for start_ms, _ in some]
-        for start_ms, packed in pack_together(some):
-            self._bitmaps[start_ms] = packed
-            self._entered(start_ms, packed)
-        for kept in before:
-            if isinstance(kept, PackedBucket):
-                self._left(kept)
-        return last_ms
+            ids = self._unpacked(start_ms)
+            self._bitmaps[start_ms] = PackedBucket(ids.serialize(), len(ids), ids.max() + 1)
+            self.packed += len(ids)
+            count, size = count + 1, size + 2 * len(ids)
+            if size >= _PACKED_AT_ONCE_BYTES or count == _PACKED_AT_ONCE:
+                return start_ms
+        return None
 
     def remove_first(self, ids: BitMap | None = None) -> None:
         """Remove the earliest bucket, with the cuts that it was the last to need; or only ``ids`` of it."""
@@ -326,7 +256,7 @@ class Buckets:
         limit_ms = self._limit_of(start_ms)
         self._bitmaps.popitem(0)
         if isinstance(kept, PackedBucket):
-            self._left(kept)
+            self.packed -= kept.entries
         if ids is None:
             del self._cuts[: bisect_left(self._cuts, limit_ms)]
 
@@ -411,7 +341,13 @@ class Buckets:
                 raise BrokenInvariant(f"buckets: {len(ids)} entries at {start_ms}, which is no bucket's start")
             every |= ids.bitmap() if isinstance(ids, PackedBucket) else ids
             total += len(ids)
-        packed = check_slabs(ids for ids in self._bitmaps.values() if isinstance(ids, PackedBucket))
+        packed = 0
+        for kept in self._bitmaps.values():
+            if isinstance(kept, PackedBucket):
+                saved = BitMap.deserialize(kept.saved)
+                packed += len(saved)
+                if not saved or saved.max() >= kept.limit_id:
+                    raise BrokenInvariant(f"bucket: {len(saved)} entries saved, not all below {kept.limit_id}")
         if packed != self.packed:
             raise BrokenInvariant(f"buckets: {packed} entries packed, counted {self.packed}")
         if total != len(every):
@@ -513,24 +449,4 @@ class Buckets:
     def _unpack(self, start_ms: int, packed: PackedBucket, ids: BitMap) -> None:
         """Have ``ids``, its entries, in place of a packed bucket."""
         self._bitmaps[start_ms] = ids
-        self._left(packed)
-
-    def _entered(self, start_ms: int, packed: PackedBucket) -> None:
-        """A packed bucket has come into the map."""
-        self.packed += packed.entries
-        packed.slab.needed += len(packed.saved)
-        packed.slab.starts_ms.append(start_ms)
-
-    def _left(self, packed: PackedBucket) -> None:
-        """A packed bucket has gone from the map: unpack those that would keep its slab for less than half of it."""
         self.packed -= packed.entries
-        slab = packed.slab
-        slab.needed -= len(packed.saved)
-        if 2 * slab.needed < len(slab.bytes):
-            for other_ms in slab.starts_ms:
-                other = self._bitmaps.get(other_ms)
-                if isinstance(other, PackedBucket) and other.slab is slab:
-                    self._bitmaps[other_ms] = other.bitmap()
-                    self.packed -= other.entries
-            slab.needed = 0
-            slab.starts_ms.clear()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from pyroaring import BitMap
 
-from duelog.partitions.index.buckets import PackedBucket, Slab
+from duelog.partitions.index.buckets import PackedBucket
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import Dues, Ids
 
@@ -62,22 +62,9 @@ def buckets_of(index: DelayIndex) -> list[tuple[int, BitMap]]:
     return sorted(whole.items())
 
 
-def as_packed(
-    buckets: Iterable[tuple[int, BitMap]], limit_id: int, *, together: int = 4
-) -> list[tuple[int, BitMap | PackedBucket]]:
-    """The same buckets packed, so many of them in one slab, as in the parts of a snapshot."""
-    whole = list(buckets)
-    found: list[tuple[int, BitMap | PackedBucket]] = []
-    for at in range(0, len(whole), together):
-        some = whole[at : at + together]
-        saved = [ids.serialize() for _, ids in some]
-        slab = Slab(b"head" + b"".join(saved))
-        begin = len(b"head")
-        for (start_ms, ids), contents in zip(some, saved, strict=True):
-            limit = begin + len(contents)
-            found.append((start_ms, PackedBucket(slab, slab.bytes[begin:limit], len(ids), limit_id)))
-            begin = limit
-    return found
+def as_packed(buckets: Iterable[tuple[int, BitMap]], limit_id: int) -> list[tuple[int, BitMap | PackedBucket]]:
+    """The same buckets packed, as in the parts of a snapshot."""
+    return [(start_ms, PackedBucket(ids.serialize(), len(ids), limit_id)) for start_ms, ids in buckets]
 
 
 def pack_all(index: DelayIndex) -> int:

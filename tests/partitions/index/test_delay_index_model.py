@@ -134,8 +134,8 @@ class IndexAndDict(RuleBasedStateMachine):
         assert exact == min(self.waiting.values(), default=None)
         assert self.index.next_due_ms() == exact
 
-    @rule(restore=st.sampled_from(["no", "unpacked", "packed", "packed"]), together=st.integers(1, 5))
-    def save(self, restore: str, together: int) -> None:
+    @rule(restore=st.sampled_from(["no", "unpacked", "packed", "packed"]))
+    def save(self, restore: str) -> None:
         saved = buckets_of(self.index)
         bucket_ms = self.settings["bucket_ms"]
         assert [start for start, _ in saved] == sorted({due - due % bucket_ms for due in self.waiting.values()})
@@ -144,7 +144,7 @@ class IndexAndDict(RuleBasedStateMachine):
         if restore == "unpacked":
             self.index = DelayIndex.from_buckets(saved, self.column, **self.settings)
         if restore == "packed":
-            packed = as_packed(saved, self.next_id, together=together)
+            packed = as_packed(saved, self.next_id)
             self.index = DelayIndex.from_buckets(packed, self.column, **self.settings)
             assert len(packed_in(self.index)) == len(saved)
 

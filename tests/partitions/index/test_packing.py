@@ -13,7 +13,7 @@ import pytest
 from pyroaring import BitMap
 
 from duelog.partitions.index import buckets
-from duelog.partitions.index.buckets import PackedBucket, Slab
+from duelog.partitions.index.buckets import PackedBucket
 from duelog.partitions.index.delay_index import DelayIndex
 from duelog.partitions.index.window import Dues, Ids
 from duelog.store.errors import BrokenInvariant
@@ -43,15 +43,12 @@ class Growing:
         self.dues = np.concatenate((self.dues, more))
 
 
-def test_a_slice_is_one_slab_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_is_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many bytes or so many buckets at a time, whichever comes first, each bucket once."""
     growing = Growing(50)
     growing.add(20_000)  # 800 bytes a bucket
     monkeypatch.setattr(buckets, "_PACKED_AT_ONCE_BYTES", 8_000)
     assert pack_all(growing.index) == 5
-    slabs = {kept.slab for kept in growing.index._buckets._bitmaps.values() if isinstance(kept, PackedBucket)}
-    assert len(slabs) == 5
-    assert max(len(slab.starts_ms) for slab in slabs) <= 11
     growing.add(20_000)
     monkeypatch.setattr(buckets, "_PACKED_AT_ONCE_BYTES", 1 << 20)
     monkeypatch.setattr(buckets, "_PACKED_AT_ONCE", 7)
@@ -129,18 +126,12 @@ def due_of(ids: Ids) -> Dues:
     return np.array([due_ms(entry_id) for entry_id in ids.tolist()], dtype=np.int64)
 
 
-def packed_index(*, together: int = 4) -> DelayIndex:
+def packed_index() -> DelayIndex:
     """MINUTES buckets of EACH entries, all packed."""
     index = DelayIndex(due_of, start_ms=START_MS)
     index.add(0, due_of(np.arange(MINUTES * EACH, dtype=np.uint32)))
-    saved = as_packed(buckets_of(index), MINUTES * EACH, together=together)
+    saved = as_packed(buckets_of(index), MINUTES * EACH)
     return DelayIndex.from_buckets(saved, due_of, start_ms=START_MS)
-
-
-def slabs_of(index: DelayIndex) -> list[Slab]:
-    """The slabs of restored bytes that an index keeps."""
-    kept = index._buckets._bitmaps.values()
-    return list({id(each.slab): each.slab for each in kept if isinstance(each, PackedBucket)}.values())
 
 
 def test_adding_counting_and_asking_leave_buckets_packed() -> None:
@@ -161,7 +152,7 @@ def test_adding_counting_and_asking_leave_buckets_packed() -> None:
 
 def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket() -> None:
     """None of them can be among those saved; one older than they are is looked for, and unpacks the buckets hit."""
-    index = packed_index(together=MINUTES)
+    index = packed_index()
     more = np.arange(60, 84, dtype=np.uint32)
     index.add(60, due_of(more))
     assert index.discard(BitMap([60, 72, 61, 500])) == 3
@@ -174,25 +165,10 @@ def test_entries_added_after_the_snapshot_are_discarded_without_waking_a_bucket(
     assert index.take(START_MS + MINUTE_MS - 1, 100)[0].tolist() == [0, 12, 24, 36, 48]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_slab_is_given_back_when_less_than_half_of_it_is_needed(seed: int) -> None:
-    """In whatever order buckets are unpacked, of the bytes kept at least half are of packed buckets."""
-    index = packed_index(together=6)
-    order = np.random.default_rng(seed).permutation(MINUTES).tolist()
-    for minute in order:
-        assert index.discard_one(minute, due_ms(minute))
-        index._check()
-        for slab in slabs_of(index):
-            assert 2 * slab.needed >= len(slab.bytes)
-    assert not slabs_of(index)
-    assert len(index) == MINUTES * (EACH - 1)
-
-
 def test_a_bucket_with_another_number_of_entries_than_it_says_is_a_bug() -> None:
     """It is told when it is unpacked, instead of counting wrong from there on."""
-    slab = Slab(BitMap([1, 2]).serialize())
     with pytest.raises(BrokenInvariant, match="3 entries, of which 2"):
-        PackedBucket(slab, slab.bytes, 3, 10).bitmap()
+        PackedBucket(BitMap([1, 2]).serialize(), 3, 10).bitmap()
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is told by Linux alone")
