@@ -270,10 +270,8 @@ class Census:
         for name in {*names, *inline[:most]}:
             with suppress(UnknownTopic):
                 counts[name] = self.timeline(start_ms, step_ms, bars, name)
-        order = sorted((name for name in counts if any(counts[name])), key=lambda name: (-sum(counts[name]), name))[
-            :most
-        ]
-        for name in order:
+        order = sorted((name for name in counts if any(counts[name])), key=lambda name: (-sum(counts[name]), name))
+        for name in (order := order[:most]):
             rest = rest - counts[name]
         return TopicTimelines(tuple(order), tuple(counts[name] for name in order), np.maximum(rest, 0).tolist())
 
@@ -462,22 +460,13 @@ class Census:
                 elif (frontier := catalog.frontier(main, topic_id, start_ms)) is not None:
                     left[at] -= frontier.fired
             stats = stats_of(partition, main, raw, len(topics), int(entries.sum()), now_ms)
-        near = is_open and start_ms <= now_ms + NEAR_MS
-        return (
-            None
-            if stats is None
-            else _Tally(
-                stats,
-                topic_ids,
-                ledgers,
-                left,
-                left,
-                received,
-                requests,
-                is_open and not in_memory,
-                self._minutes(start_ms, [each for each in topics if each in self._names]) if near else None,
-            )
-        )
+        if stats is None:
+            return None
+        minutes = None
+        if is_open and start_ms <= now_ms + NEAR_MS:
+            minutes = self._minutes(start_ms, [each for each in topics if each in self._names])
+        counts_cancelled = is_open and not in_memory
+        return _Tally(stats, topic_ids, ledgers, left, left, received, requests, counts_cancelled, minutes)
 
     def _settle(self, tally: _Tally) -> None:
         """Leave cancelled entries and deleted topics out of what is pending."""

@@ -536,19 +536,11 @@ class Figures:
 
     def pending_in(self, partition: Partition, log: PartitionLog) -> int:
         # What has fired is asked for first: entries that come meanwhile then count as pending, not below zero.
-        done = self._done(log.topic_id, partition.start_ms, log.ledger_id)
+        with self._storage.main.read() as raw:
+            frontier = catalog.frontier(raw, log.topic_id, partition.start_ms)
+            cancelled = len(members(raw, fmt.Table.CANCELLED, log.ledger_id))
         newest = partition.log(log.topic_id) or log
-        return newest.ledger.entries - done
-
-    def _done(self, topic_id: int, start_ms: int, ledger_id: int) -> int:
-        with self._storage.main.read() as raw:
-            record = catalog.frontier(raw, topic_id, start_ms)
-            cancelled = len(members(raw, fmt.Table.CANCELLED, ledger_id))
-        return cancelled + (0 if record is None else record.fired)
-
-    def _exists(self, topic_id: int) -> bool:
-        with self._storage.main.read() as raw:
-            return catalog.topic_name(raw, topic_id) is not None
+        return newest.ledger.entries - cancelled - (0 if frontier is None else frontier.fired)
 
     def index_bytes(self, topic: TopicState) -> int:
         tracker = topic.tracker
@@ -584,8 +576,9 @@ class Figures:
             logs = partition.logs()
             with self._storage.main.read() as main, partition.environment.read() as raw:
                 stats = stats_of(partition, main, raw, len(logs), sum(log.ledger.entries for log in logs), now_ms)
+                there = [log for log in logs if catalog.topic_name(main, log.topic_id) is not None]
             if stats is not None:
-                there = [log for log in logs if stats.state != "closed" and self._exists(log.topic_id)]
+                there = [] if stats.state == "closed" else there
                 found.append(replace(stats, pending=sum(self.pending_in(partition, log) for log in there)))
         return found
 

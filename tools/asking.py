@@ -144,10 +144,7 @@ class Directory(Asked):
             return map(_as_sent, answer)
         if name == "subscriptions":
             return sorted(map(_shown, answer))
-        if name == "topic_figures":
-            subscriptions = [{**each, "name": _shown(each["name"])} for each in answer["subscriptions"]]
-            return {**answer, "subscriptions": subscriptions}
-        return answer
+        return with_shown_names(answer) if name == "topic_figures" else answer
 
     def _stored(self, name: str, *, topic: str, subscription: str, **_: object) -> str:
         """Find a subscription's name. Raises UnknownSubscription with the name as it was given."""
@@ -160,6 +157,11 @@ class Directory(Asked):
         if name != "create_subscription" and stored not in super().ask("subscriptions", {"topic": topic}):
             raise UnknownSubscription(str(TopicName.parse(topic)), subscription)
         return stored
+
+
+def with_shown_names(topic: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a topic with the names of its subscriptions as clients know them."""
+    return {**topic, "subscriptions": [{**each, "name": _shown(each["name"])} for each in topic["subscriptions"]]}
 
 
 def _shown(subscription: str) -> str:

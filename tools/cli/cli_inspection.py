@@ -66,9 +66,9 @@ _SUBSCRIPTION_FIGURES = ("name", "backlog", "mark_delete", "consumers", "unackno
 
 
 def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a topic. None: a server does not say, of a topic without subscriptions what is pending either."""
-    figures: dict[str, Any] = {name: found.get(name) for name in _TOPIC_FIGURES}
-    of_subscriptions = [{name: each.get(name) for name in _SUBSCRIPTION_FIGURES} for each in found["subscriptions"]]
+    """Figures of a topic that are shown."""
+    figures: dict[str, Any] = {name: found[name] for name in _TOPIC_FIGURES}
+    of_subscriptions = [{name: each[name] for name in _SUBSCRIPTION_FIGURES} for each in found["subscriptions"]]
     return {**figures, "subscriptions": of_subscriptions}
 
 
@@ -119,7 +119,7 @@ def _topic_stats(topic: dict[str, Any]) -> None:
         return
     about = (("pending", topic["pending"]), ("fired", topic["fired"]), ("entries of the main log", topic["entries"]),
              ("ledgers", topic["ledgers"]), ("size of the main log", out.size_text(topic["stored_bytes"])))  # fmt: skip
-    out.write_table(short_names(topic["name"]), ("", ">"), [cell for cell in about if cell[1] is not None])
+    out.write_table(short_names(topic["name"]), ("", ">"), about)
     out.write_line("")
     columns = ("subscription", ">backlog", "mark-delete", ">consumers", ">unacknowledged", ">redelivering",
                ">dead-lettered", "")  # fmt: skip
@@ -128,7 +128,7 @@ def _topic_stats(topic: dict[str, Any]) -> None:
 
 
 def _state(subscription: Mapping[str, Any]) -> str | None:
-    """Return why a subscription gets nothing; None: it is not known that it does not."""
+    """Return why a subscription gets nothing; None: nothing keeps it."""
     if subscription["paused"]:
         return "paused"
     fetching_ms = subscription["fetching_ms"]

@@ -6,7 +6,6 @@ seconds; others are refused by name.
 """
 
 import json
-import re
 import ssl
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException
@@ -23,6 +22,7 @@ from ...store.errors import DuelogError, InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ...store.policy.policies import Policies, PolicyValue
 from ...store.position import MessageId
+from ..asking import with_shown_names
 
 _PAGE = 1_000
 _PAYLOAD_BYTES = 4_096
@@ -175,32 +175,18 @@ class Server:
             return False
         return True
 
-    def figures(self) -> dict[str, Any]:
-        return _snake(self._rest.get("/duelog/v1/counters")["store"])
+    def figures(self) -> Any:
+        return self._of_table("figures")
 
-    def partitions(self) -> list[dict[str, Any]]:
-        return [{**_snake(each), "holders": each["references"]} for each in self._rest.get("/duelog/v1/partitions")]
+    def partitions(self) -> Any:
+        return self._of_table("partitions")
 
-    def topic_figures(self, topic: str) -> dict[str, Any]:
-        stats = self._rest.get(f"{_admin(topic)}/stats", excludePublishers="true", excludeConsumers="true")
-        log = self._rest.get(f"{_admin(topic)}/internalStats")
-        durable = {name: each for name, each in sorted(stats["subscriptions"].items()) if each["isDurable"]}
-        return {
-            "name": str(TopicName.parse(topic)),
-            "pending": max((each["msgDelayed"] for each in durable.values()), default=None),
-            "entries": log["numberOfEntries"],
-            "ledgers": len(log["ledgers"]),
-            "stored_bytes": log["totalSize"],
-            "subscriptions": [
-                {
-                    "name": name,
-                    "backlog": each["msgBacklogNoDelayed"],
-                    "mark_delete": log["cursors"][name]["markDeletePosition"],
-                }
-                for name, each in durable.items()
-                if name in log["cursors"]
-            ],
-        }
+    def topic_figures(self, topic: str) -> Any:
+        return with_shown_names(self._of_table("topic_figures", topic=topic))
+
+    def _of_table(self, name: str, **arguments: object) -> Any:
+        """Have an operation of the table done as it is."""
+        return self._rest.ask("POST", f"/duelog/v1/operations/{name}", arguments)
 
     # -- messages --------------------------------------------------------------------------------------
 
@@ -333,10 +319,6 @@ class Server:
             found["retention_bytes"] = max(mib, 0) * MIB
         seconds = self._rest.get(f"{path}/messageTTL", **query)
         return found if seconds is None else found | {"ttl_ms": seconds * 1_000}
-
-
-def _snake(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name): value for name, value in found.items()}
 
 
 def _admin(topic: str) -> str:
