@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..store.errors import AlreadyOpen, InvalidArgument, StoreLocked
 
 if TYPE_CHECKING:
-    from .. import DelayedStore
+    from .. import DelayedStore, StoreConfig
     from ..opening import Identity
 
 MIN_DEAD_RATIO = 0.3
@@ -106,10 +106,18 @@ def properties_of(pairs: Iterable[str]) -> dict[str, str]:
 
 def stored_identity(path: Path) -> Identity:
     """Read the STORE file, whatever the span it was made with. Raises FormatMismatch, DamagedStore."""
-    from .. import StoreConfig
-    from ..opening import read_identity, stored_span_ms
+    from ..opening import read_identity
 
-    return read_identity(path, StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms))
+    return read_identity(path, settings_of(path))
+
+
+def settings_of(path: Path, span_ms: int | None = None, **settings: Any) -> StoreConfig:
+    """Settings with the span that a store was made with; of one that is not made yet `span_ms`, None: the default."""
+    from .. import StoreConfig
+    from ..opening import stored_span_ms
+
+    span_ms = stored_span_ms(path) or span_ms
+    return StoreConfig(**settings) if span_ms is None else StoreConfig(partition_ms=span_ms, **settings)
 
 
 def require_store(path: Path) -> None:
@@ -143,12 +151,10 @@ def alone(why: str) -> Iterator[None]:
 
 def open_to_read(path: Path) -> DelayedStore:
     """Open an existing store read-only, with the span it was made with: beside a writing process too."""
-    from .. import DelayedStore, StoreConfig
-    from ..opening import stored_span_ms
+    from .. import DelayedStore
 
     require_store(path)
-    config = StoreConfig(partition_ms=stored_span_ms(path) or StoreConfig().partition_ms)
-    return DelayedStore.open(path, config, read_only=True)
+    return DelayedStore.open(path, settings_of(path), read_only=True)
 
 
 def open_to_write(path: Path, *, create: bool, span_ms: int | None = None) -> DelayedStore:
@@ -157,13 +163,11 @@ def open_to_write(path: Path, *, create: bool, span_ms: int | None = None) -> De
     span_ms: that of a store that is made; None: a day. Commands record no settings of their own: a store of an earlier
     version, which has none, keeps everything until a program opens it. Raises StoreLocked while another process writes.
     """
-    from .. import DelayedStore, StoreConfig, SystemClock
+    from .. import DelayedStore, SystemClock
     from ..engine import open_engine
-    from ..opening import stored_span_ms
 
     if not create:
         require_store(path)
-    span_ms = stored_span_ms(path) or span_ms or StoreConfig().partition_ms
-    config = StoreConfig(partition_ms=span_ms, background=False)
+    config = settings_of(path, span_ms, background=False)
     engine = open_engine(path.absolute(), config, SystemClock(), read_only=False, records_defaults=False)
     return DelayedStore(engine)

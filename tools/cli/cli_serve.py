@@ -21,7 +21,7 @@ import typer
 
 from ...store.errors import DuelogError, InvalidArgument
 from ..output import write_line
-from ..values import alone, extra, open_to_read, require_store
+from ..values import alone, extra, open_to_read, require_store, settings_of
 from .options import Store, allow_every_descriptor, argument, option
 
 if TYPE_CHECKING:
@@ -398,9 +398,8 @@ def ui(
 @contextmanager
 def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
     """Ask the process that has the store open, for as long as one comes again; else this one, which opens it."""
-    from ... import DelayedStore, StoreConfig
+    from ... import DelayedStore
     from ...broker.page.operation_resource import asking
-    from ...opening import stored_span_ms
     from ...operations.wire_client import Connection
 
     first = Connection.to(path, _RECONNECT_S)
@@ -410,7 +409,6 @@ def _asked(path: Path, only_look: bool) -> Iterator[Ask]:
             yield first.ask
         return
     with alone("it takes no commands: end it first, or --only-look"):
-        span_ms = stored_span_ms(path) or StoreConfig().partition_ms
-        opened = open_to_read(path) if only_look else DelayedStore.open(path, StoreConfig(partition_ms=span_ms))
+        opened = open_to_read(path) if only_look else DelayedStore.open(path, settings_of(path))
     with opened:
         yield asking(opened)

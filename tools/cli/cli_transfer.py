@@ -16,7 +16,7 @@ import typer
 
 from ...store.errors import InvalidArgument
 from ..output import answer, in_json, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
-from ..values import alone, extra, iso_time, open_to_write, require_store, time_ms, time_range_ms
+from ..values import alone, extra, iso_time, open_to_write, require_store, settings_of, time_ms, time_range_ms
 from .cli_messages import AllowPast
 from .options import TOKEN, Master, Store, Stores, argument, asked, end_fleet, in_fleet, option
 
@@ -309,9 +309,8 @@ def drain(
     $ duelog drain data --to pulsar+ssl://cluster.example:6651 --token "$TOKEN"
     $ duelog drain data --to duelog://other.example:6700
     """
-    from ... import DelayedStore, StoreConfig, SystemClock
+    from ... import DelayedStore, SystemClock
     from ...engine import open_engine
-    from ...opening import stored_span_ms
     from ...operations.wire_address import is_address
     from ...store.names import TopicName
 
@@ -323,7 +322,7 @@ def drain(
     if to_store and Path(to).absolute() == store.absolute():
         raise InvalidArgument("--to", to, "expected another store")
     target: DrainTarget = (StoreTarget if to_store else PulsarTarget)(to, token=token, trust=trust)
-    config = StoreConfig(partition_ms=stored_span_ms(store) or StoreConfig().partition_ms, background=False)
+    config = settings_of(store, background=False)
     with alone("draining cancels here what is there: end it first, or copy with --keep"):
         engine = open_engine(store.absolute(), config, SystemClock(), read_only=keep or dry_run, records_defaults=False)
     with closing(target), DelayedStore(engine) as opened:

@@ -16,7 +16,7 @@ from ...store.duration import duration_seconds
 from ...store.errors import InvalidArgument, short_names
 from ...store.names import TopicName
 from .. import output as out
-from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read, require_store, stored_identity
+from ..values import MIN_DEAD_RATIO, alone, iso_time, open_to_read, require_store, settings_of
 from .options import (
     NOTHING,
     Given,
@@ -109,7 +109,7 @@ def backup(
 
 def _save_manifest(store: Path) -> int:
     """Have the process that has a store open make a manifest, or this one where none has."""
-    from ... import DelayedStore, StoreConfig
+    from ... import DelayedStore
     from ...connected.connected_store import connect
     from ...operations.wire import Disconnected
     from ...replica.replica_status import shipped_to
@@ -122,8 +122,7 @@ def _save_manifest(store: Path) -> int:
         with connect(store) as opened:
             return opened.save_manifest()
     except Disconnected:
-        config = StoreConfig(partition_ms=stored_identity(store).partition_ms, replica=url, background=False)
-        with DelayedStore.open(store, config) as opened:
+        with DelayedStore.open(store, settings_of(store, replica=url, background=False)) as opened:
             return opened.save_manifest()
 
 
