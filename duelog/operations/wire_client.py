@@ -540,7 +540,11 @@ def nobody(place: str) -> Disconnected:
 
 
 def _socket_in(path: Path) -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX)
+    unreachable = f"{path}: the process that has this store open cannot be asked"
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+    except OSError as error:  # no descriptor left
+        raise Disconnected(f"{unreachable}: {error}") from error
     try:
         connection.settimeout(GREETED_WITHIN_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -551,7 +555,7 @@ def _socket_in(path: Path) -> socket.socket | None:
         return None
     except OSError as error:
         connection.close()
-        raise Disconnected(f"{path}: the process that has this store open cannot be asked: {error}") from error
+        raise Disconnected(f"{unreachable}: {error}") from error
     return connection
 
 

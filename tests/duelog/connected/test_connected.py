@@ -184,6 +184,27 @@ def test_a_receiver_waits_no_longer_than_it_says_behind_one_that_waits_for_longe
         assert [each.payload for each in waits.result(20)] == [b"x"]
 
 
+def test_a_client_without_a_descriptor_as_it_connects_again_tries_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread ended by that, and every call waited for ever."""
+    store = DelayedStore.open(tmp_path / "store")
+    with duelog.connect(store.path) as connected:
+        assert not connected.topic("t").exists()
+        refused: list[int] = []
+
+        def refuse(*_: object) -> NoReturn:
+            refused.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as short:
+            short.setattr(socket, "socket", refuse)
+            store.close()
+            until(lambda: len(refused) > 1)
+        with DelayedStore.open(store.path):
+            assert not connected.topic("t").exists()
+
+
 def test_what_a_closed_connection_held_is_handed_out_again(store: DelayedStore) -> None:
     """At once, counted as delivered; its iterators and subscriptions are closed."""
     store.topic("t").send(b"x")
