@@ -661,7 +661,7 @@ class Figures:
         )
 
     def _partition(self, start_ms: int) -> Partition:
-        partition = self._storage.partitions.get(start_ms)
+        partition = self._storage.partitions.get(start_ms) if isinstance(start_ms, int) else None
         if partition is None:
             raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
         return partition

@@ -331,6 +331,8 @@ class Operations:
         Of each payload come the first bytes, and `bytes` says how many there are. `client` has what a client of the
         broker sent, null: a program sent it.
         """
+        if isinstance(payload_bytes, bool) or not isinstance(payload_bytes, int) or payload_bytes < 0:
+            raise InvalidArgument("payload_bytes", payload_bytes, "expected an int of at least 0")
         found, following = scheduled_page(self._store.topic(topic), start_ms, end_ms, limit, after)
         return {"messages": [self._shown(each, payload_bytes) for each in found], "next": following}
 

@@ -32,6 +32,7 @@ from duelog.store.errors import CorruptRecord, InvalidArgument, UnknownTopic
 from duelog.store.held import Held
 from duelog.store.log import catalog
 from duelog.store.message import Occurrence
+from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId
 
 from ..topics.topic_list import Topics
@@ -206,7 +207,7 @@ class Recurring:
     # -- inside --------------------------------------------------------------------------------------
 
     def _read(self, topic: TopicState, name: str) -> Schedule | None:
-        fields = self._main.get(fmt.schedule_key(topic.topic_id, name))
+        fields = self._main.get(fmt.schedule_key(topic.topic_id, validate_subscription_name(name, "schedule")))
         return None if fields is None else unpack_schedule(fields, name, str(topic.name))
 
     def _put(

@@ -185,3 +185,11 @@ def test_a_bad_path_config_or_clock_is_refused() -> None:
 def test_as_many_messages_as_no_list_has_may_be_asked_for(reader: Subscription) -> None:
     """It is a bound, and means all that are due: an error of Python's own came."""
     assert len(reader.receive(1 << 70, timeout=0)) == 1
+
+
+@pytest.mark.parametrize("name", [1, {}, None, "\ud800"])
+def test_what_names_no_schedule_is_refused_by_its_field(topic: Topic, name: Any) -> None:
+    """By the error that `every` has for it; by REST it was a fault of the broker's."""
+    for use in (topic.pause_schedule, topic.resume_schedule, topic.remove_schedule):
+        with pytest.raises(InvalidArgument, match="schedule="):
+            use(name)
