@@ -67,7 +67,7 @@ class WirePeer:
         self._events = 0
         """Events that the selector looks for; 0: it is not in the selector."""
         self._held = False
-        """True while it is not read because something that it asked for has no capacity."""
+        """True while it is not read: something that it asked for has no capacity, or its credentials are checked."""
         self._corked: list[bytes] | None = None
         self._requests: deque[bytes | memoryview] = deque()
         """Those that have come, and wait because others are under way."""
@@ -211,6 +211,7 @@ class WirePeer:
         if self._service.closing:
             self.answer(number, ERROR, closing())
         elif self._admit is not None:
+            self._held = True  # a password takes a thread of all connections 50 ms: one at a time
             self._service.loop.pool.submit(lambda: self._let_in(number, name, arguments))
         else:
             self.calls.begin(number, name, target, arguments, named)
@@ -261,18 +262,19 @@ class WirePeer:
     # -- answers, from any thread ----------------------------------------------------------------------
 
     def _let_in(self, number: int, name: str, arguments: list[Any]) -> None:
-        """Check its credentials, without which nothing else is done."""
+        """Check its credentials, without which nothing else is done; what comes behind waits until then."""
         try:
             match name, arguments:
                 case "hello", [str(method), bytes(credentials)] if self._admit is not None:
                     self.calls.guard = self._admit(method, credentials)
                 case _:
                     raise NotAllowed("credentials are missing: the first request is hello")
+            self._frames.most_bytes, self._admit = self._service.most_bytes, None
+            self.answer(number, RESULT, None)
         except BaseException as error:
             self.calls.fail(number, "hello", error)
-            return
-        self._frames.most_bytes, self._admit = self._service.most_bytes, None
-        self.answer(number, RESULT, None)
+        finally:
+            self._service.loop.later(lambda: self.hold(held=False))
 
     def answer(self, number: int, kind: int, value: object) -> None:
         """Answer a request."""

@@ -21,7 +21,8 @@ from duelog.broker.security.authentication import WireAdmission, authentication_
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.errors import Disconnected, InvalidArgument, NotAllowed
 from duelog.operations import wire_peer, wire_server, wire_values
-from duelog.operations.wire import ERROR, framed
+from duelog.operations.wire import ERROR, RESULT, framed
+from duelog.operations.wire_calls import Guard
 from duelog.operations.wire_values import pack
 from tests.broker.security.certificates import write_pair
 from tests.broker.security.test_authentication import SECRET, token
@@ -129,6 +130,36 @@ def test_what_a_peer_that_is_not_known_names_is_not_made(store: DelayedStore) ->
         peer.sendall(framed(many))
         assert "credentials are missing" in str(answer_of(peer)[2])
     made.assert_not_called()
+
+
+def test_credentials_are_checked_one_at_a_time_and_what_comes_behind_waits_for_that(store: DelayedStore) -> None:
+    """A thousand wrong passwords in one piece took all the threads in which others' requests are done."""
+    checking, proven, at_once = threading.Semaphore(0), threading.Semaphore(0), list[int]()
+    admit = admission(store)
+
+    def check(method: str, credentials: bytes) -> Guard:
+        at_once.append(1)
+        checking.release()
+        assert proven.acquire(timeout=20)
+        at_once.pop()
+        return admit(method, credentials)
+
+    port = store.listen("localhost", 0, admit=check)
+    wrong = [framed(pack([number, "hello", [], ["token", b"x"], {}])) for number in range(1, 5)]
+    right = framed(pack([5, "hello", [], ["token", held("root").encode()], {}]))
+    asked = framed(pack([6, "Topic.exists", ["t"], [], {}]))
+    with socket.create_connection(("localhost", port)) as peer:
+        peer.settimeout(20)
+        assert answer_of(peer)[0] == "duelog"
+        peer.sendall(b"".join([*wrong, right, asked]))
+        for number in range(1, 6):
+            assert checking.acquire(timeout=20)
+            with duelog.connect(store.path) as other:
+                assert not other.topic("t").exists()
+            assert len(at_once) == 1
+            proven.release()
+            assert answer_of(peer)[:2] == [number, RESULT if number == 5 else ERROR]
+        assert answer_of(peer) == [6, RESULT, False]
 
 
 def test_a_peer_that_goes_on_without_saying_who_it_is_is_ended(
