@@ -31,7 +31,7 @@ from ..store.codec.frontier import HELD, FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
 from ..store.codec.sent_ids import IN_MAIN
 from ..store.env.transaction import Transaction
-from ..store.errors import BrokenInvariant, CorruptEntry
+from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.held import Held
 from ..store.log import catalog
 from ..store.log.ledger import Replaced
@@ -140,16 +140,33 @@ class PendingEntries:
             partition = known or find_partition(self._partitions, log.topic_id, ledger_id)
             if partition is None:
                 continue
-            is_read = self._is_read(partition, bodies=bodies, dues=dues)
-            tail = None if is_read else self._tail(partition, log.topic_id, ledger_id)
-            if tail is not None:
-                there = [row for row in rows if 0 <= ids[row].entry_id < tail]
-                found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
-            else:
-                self._partitions.acquire(partition)
-                held.ends.append(partial(self._partitions.release, partition))
-                found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
+            try:
+                found.append(self._in_log(held, partition, log, ledger_id, rows, ids, bodies=bodies, dues=dues))
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise  # else it was deleted meanwhile: all of it had fired
         return found, outcomes
+
+    def _in_log(
+        self,
+        held: Held,
+        partition: Partition,
+        log: ManagedLedger,
+        ledger_id: int,
+        rows: list[int],
+        ids: Sequence[MessageId],
+        *,
+        bodies: bool,
+        dues: bool,
+    ) -> FoundEntries:
+        is_read = self._is_read(partition, bodies=bodies, dues=dues)
+        tail = None if is_read else self._tail(partition, log.topic_id, ledger_id)
+        if tail is not None:
+            there = [row for row in rows if 0 <= ids[row].entry_id < tail]
+            return FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there])
+        self._partitions.acquire(partition)
+        held.ends.append(partial(self._partitions.release, partition))
+        return self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies)
 
     def fetch(
         self,

@@ -140,12 +140,7 @@ class TopicKeys:
             partition = self._partitions.get(start_ms)
             if partition is None or partition.state is not PartitionState.OPEN:
                 continue
-            try:
-                outcomes = self._withdrawals.states(topic.log, [records[key][1].message_id for key in keys], partition)
-            except DamagedStore:
-                if self._partitions.registered(partition):
-                    raise
-                continue  # it was deleted meanwhile: all of it had fired
+            outcomes = self._withdrawals.states(topic.log, [records[key][1].message_id for key in keys], partition)
             found |= {key: partition for key, outcome in zip(keys, outcomes, strict=True) if outcome is None}
         return found
 
@@ -294,12 +289,7 @@ class KeyedMessages:
         def told(count: int) -> None:
             tell(self._storage.listeners, StoreListener.cancelled, topic.name, count)
 
-        try:
-            cancel = self._withdrawals.cancelling(held, topic.log, ids, told, keyed=keyed, known=partition)
-        except DamagedStore:
-            if self._storage.partitions.registered(partition):
-                raise
-            return None  # all of it had fired
+        cancel = self._withdrawals.cancelling(held, topic.log, ids, told, keyed=keyed, known=partition)
 
         def work(transaction: Transaction) -> Outcome:
             (outcome,) = cancel(transaction)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Outcome, StoreConfig, Topic
+from duelog.markers.lookup import find_partition
 from duelog.store.config import Durability
 from duelog.store.env.transaction import Transaction
 from duelog.store.log.ledger import applied_tail
@@ -37,6 +38,14 @@ def _reschedule(topic: Topic, message_id: MessageId) -> bool:
 
 def _fire_now(topic: Topic, message_id: MessageId) -> bool:
     return topic.fire_now(message_id) is not None
+
+
+def _replace(topic: Topic, message_id: MessageId) -> bool:
+    return topic.send(b"y", deliver_after=9, dedup_key="k", replace=True) != message_id
+
+
+def _state(topic: Topic, message_id: MessageId) -> bool:
+    return topic.state(message_id) == "scheduled"
 
 
 ACTIONS = pytest.mark.parametrize("act", [_cancel, _reschedule, _fire_now])
@@ -203,3 +212,35 @@ def test_a_commit_applies_what_came_while_its_work_was_done(store: DelayedStore)
     assert sent == [MessageId(first.ledger_id, first.entry_id + 1)]
     with main.read() as raw:
         assert applied_tail(raw, "main", first.ledger_id) == 2
+
+
+@pytest.mark.parametrize("act", [_replace, _cancel, _reschedule, _state])
+def test_a_message_whose_day_goes_while_it_is_looked_for_has_fired(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, act: Callable[[Topic, MessageId], bool]
+) -> None:
+    """A send that was to replace it stores its message; it said that the store was damaged."""
+    store = open_store(config=CONFIG)
+    topic = store.topic("t")
+    message_id = topic.send(b"x", deliver_after=0.02, dedup_key="k")
+    subscription = topic.subscribe("s")
+    if act is not _replace:  # it has fired before
+        clock.advance(100)
+        assert subscription.receive()
+    keys, where = store._engine.pending.keys, "duelog.markers.pending_entries.find_partition"
+
+    def have_it_go(found: object) -> object:
+        monkeypatch.undo()
+        clock.advance(100)
+        subscription.ack(subscription.receive() or message_id)
+        for _ in range(50):
+            topic.send(b"another")
+            subscription.ack(subscription.receive())
+            clock.advance(10)
+            store.tick()
+        assert store.partitions() == []
+        return found
+
+    monkeypatch.setattr(keys, "look", lambda *given: have_it_go(type(keys).look(keys, *given)))
+    monkeypatch.setattr(where, lambda *given: have_it_go(find_partition(*given)))
+    assert act(topic, message_id) is (act is _replace)
+    assert [message.payload for message in topic.scheduled()] == ([b"y"] if act is _replace else [])
