@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from duelog.store.clock import StoreClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState
 from duelog.store.env.memtable import Reads
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import DamagedStore, InvalidArgument
 from duelog.store.files.directory import disk_parts, size_bytes
 from duelog.store.log import catalog
 from duelog.store.log.managed_ledger import LedgerInfo
@@ -644,8 +645,7 @@ class Figures:
 
     def snapshots(self, start_ms: int) -> SnapshotStats:
         """See `DelayedStore.snapshots`."""
-        partition = self._partition(start_ms)
-        with self._storage.partitions.lease(partition, partial=True):
+        with self._partition(start_ms) as partition, self._storage.partitions.lease(partition, partial=True):
             logs = partition.logs()
             found = list(inspect_snapshots(partition.environment))
         saved = {each.ledger_id: each.metadata for each in found if each.metadata is not None}  # the newest comes last
@@ -660,21 +660,29 @@ class Figures:
             newest_ms=max((metadata.created_ms for metadata in saved.values()), default=None),
         )
 
-    def _partition(self, start_ms: int) -> Partition:
+    @contextmanager
+    def _partition(self, start_ms: int) -> Iterator[Partition]:
+        """The partition that begins at a time. Raises InvalidArgument: there is none, or it is deleted meanwhile."""
         partition = self._storage.partitions.get(start_ms) if isinstance(start_ms, int) else None
-        if partition is None:
-            raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
-        return partition
+        if partition is not None:
+            try:
+                yield partition
+            except DamagedStore:
+                if self._storage.partitions.registered(partition):
+                    raise
+            else:
+                return
+        raise InvalidArgument("start_ms", start_ms, "no time partition begins there")
 
     def kept_by(self, start_ms: int) -> list[Keeper]:
         """Every reason there is; without any the next tick deletes it. Raises InvalidArgument: there is no such one."""
-        partition = self._partition(start_ms)
-        if partition.state is PartitionState.OPEN:
-            reasons = list(self._unfired(partition))
-            if partition.end_ms > self._clock.now_ms():
-                reasons.insert(0, Keeper("not over", "", "", 0, "messages may still fall due in it"))
-        else:
-            reasons = list(self._unpassed(partition))
+        with self._partition(start_ms) as partition:
+            if partition.state is PartitionState.OPEN:
+                reasons = list(self._unfired(partition))
+                if partition.end_ms > self._clock.now_ms():
+                    reasons.insert(0, Keeper("not over", "", "", 0, "messages may still fall due in it"))
+            else:
+                reasons = list(self._unpassed(partition))
         return reasons or [Keeper("next tick", "", "", 0, "nothing keeps it: the next tick goes on with it")]
 
     def _unfired(self, partition: Partition) -> Iterator[Keeper]:

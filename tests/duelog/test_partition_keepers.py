@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.partitions.partition import Partition
 from duelog.partitions.timespan import directory_name
 from duelog.store.errors import InvalidArgument
 from duelog.tools.audit import audit_store
@@ -80,3 +81,30 @@ def test_an_audit_of_the_closed_store_says_the_same(tmp_path: Path, seed: int) -
     held = {(row.partition, row.reason, row.topic, row.subscription, row.behind) for row in audit.held}
     assert {each for each in kept if each[1] != "next tick"} == held
     assert {each[1] for each in held} >= {"subscription"}
+
+
+def test_a_partition_that_is_deleted_while_it_is_asked_about_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be damaged."""
+    clock = ManualClock(START_MS)
+    config = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=1, background=False)
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as store:
+        store.topic("t").send(b"a", deliver_at=START_MS + 1_000)
+        subscription, partitions = store.topic("t").subscribe("s"), store._engine.storage.partitions
+        find = partitions.get
+
+        def find_and_delete(start_ms: int) -> Partition | None:
+            partition = find(start_ms)
+            monkeypatch.undo()
+            clock.advance(2 * HOUR_MS)
+            subscription.ack(subscription.receive(), durable=True)
+            for _ in range(3):
+                clock.advance(1_000)
+                store.tick()
+            assert store.partitions() == []
+            return partition
+
+        monkeypatch.setattr(partitions, "get", find_and_delete)
+        with pytest.raises(InvalidArgument, match="no time partition"):
+            store.snapshots(START_MS)
