@@ -208,6 +208,8 @@ class Transaction:
         for at, message in enumerate(given):
             if not isinstance(message, ReceivedMessage):
                 raise InvalidArgument(f"messages[{at}]", message, "expected a received message")
+            if consumer is not None:
+                consumer._check_received(message)
         self._acks += [Ack(message, consumer) for message in given]
 
     def cancel(self, topic: str | Topic, message_id: AnyId, *, required: bool = True) -> Result[bool]:

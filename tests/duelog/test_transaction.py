@@ -355,3 +355,15 @@ def test_a_transaction_for_asyncio(open_store: OpenStore, tmp_path: object) -> N
             return len([each async for each in store.topic("t").scheduled()])
 
     assert asyncio.run(work()) == 1
+
+
+def test_a_message_is_not_acknowledged_for_the_consumer_of_another_subscription(
+    store: DelayedStore, topic: Topic
+) -> None:
+    """Consumers of two subscriptions have the same numbers."""
+    topic.send(b"x")
+    consumer, other = topic.subscribe("s"), topic.subscribe("other")
+    (message,) = consumer.receive(timeout=0)
+    with pytest.raises((InvalidArgument, TransactionConflict)), store.transaction() as transaction:
+        transaction.ack(message, consumer=other)
+    assert consumer.holds(message)
