@@ -26,7 +26,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.config import KIB, MIB, StoreConfig
 from duelog.store.env.environment import Environment, Superseded
 from duelog.store.env.transaction import LmdbTransaction
-from duelog.store.errors import StoreFull
+from duelog.store.errors import DamagedStore, StoreFull
 from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
@@ -85,10 +85,15 @@ class Checkpoint:
         applied = False
         while not applied:
             lease = self._partitions.lease(partition, partial=True, keep=self._keeps_open)
-            with lease, suppress(Superseded):
-                partition.environment.apply()
-                partition.environment.sync()
-                applied = True
+            try:
+                with lease, suppress(Superseded):
+                    partition.environment.apply()
+                    partition.environment.sync()
+                    applied = True
+            except DamagedStore:
+                if self._partitions.registered(partition):
+                    raise
+                return  # it was deleted since the checkpoint began: its rows are of no more use
         reach("wal.part")
 
 

@@ -8,6 +8,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.partitions.partition import Partition
 from duelog.partitions.timespan import directory_name
+from duelog.sending.wal_segments import Checkpoint
 from duelog.store.errors import InvalidArgument
 from duelog.tools.audit import audit_store
 
@@ -108,3 +109,21 @@ def test_a_partition_that_is_deleted_while_it_is_asked_about_is_not_there(
         monkeypatch.setattr(partitions, "get", find_and_delete)
         with pytest.raises(InvalidArgument, match="no time partition"):
             store.snapshots(START_MS)
+
+
+def test_a_checkpoint_passes_over_a_partition_that_is_deleted_after_it_has_begun(tmp_path: Path) -> None:
+    """It failed at each try: nothing could be written any more before the store was opened again."""
+    clock = ManualClock(START_MS)
+    config = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=1, background=False)
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as store:
+        store.topic("t").send(b"a", deliver_at=START_MS + 1_000)
+        subscription, storage = store.topic("t").subscribe("s"), store._engine.storage
+        checkpoint = Checkpoint(storage.main, storage.partitions, 0, lambda: None)
+        clock.advance(2 * HOUR_MS)
+        subscription.ack(subscription.receive(), durable=True)
+        for _ in range(3):
+            clock.advance(1_000)
+            store.tick()
+        assert store.partitions() == []
+        checkpoint._jobs.finish()
+        assert checkpoint.is_ready
