@@ -145,12 +145,12 @@ def gone_before_the_rest() -> None:
         else:
             directory.move(source, target)
 
-    def first(source: Path, target: Path) -> None:
-        directory.move_away(source, target)
+    def first(store: Path, before: Path) -> None:
+        directory.move_to_trash(store, before)
         directory.move(*moves.pop())
 
     setattr(relocation, "move", later)  # noqa: B010 - what mypy does not follow
-    setattr(relocation, "move_away", first)  # noqa: B010
+    setattr(relocation, "move_to_trash", first)  # noqa: B010
 
 
 MUTANTS: dict[str, Callable[[], None]] = {"gone_before_the_rest": gone_before_the_rest}
