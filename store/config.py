@@ -176,8 +176,8 @@ class StoreConfig:
         Fewer means more to write, more a longer replay at open (about 10 M entries/s).
     snapshot_part_bytes: largest part of a snapshot, each its own transaction, 1 KiB to 1 GiB; 1 MiB. Larger parts
         hold up senders to that partition for longer.
-    max_open_partitions: partition environments open at once; 64. Each costs three descriptors and two mappings, and
-        opening one again 0.13 ms.
+    max_open_partitions: partition environments open at once; 64. Each costs three descriptors and two mappings, up to
+        four of both more while large batches are read from it, and opening one again 0.13 ms.
     map_bytes: address space of each environment at its opening, 1 MiB to 64 TiB; 16 GiB. It costs no disk or memory,
         and is grown when full, for the price of one transaction done twice. On machines with little address space
         max_open_partitions times this must fit.

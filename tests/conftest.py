@@ -6,7 +6,9 @@ import shutil
 import signal
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from mmap import mmap
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from duelog import Clock, DelayedStore, ManualClock, StoreConfig
+from duelog.store.env import body_file
 from duelog.store.files import failpoints
 
 START_MS = 1_790_000_000_000
@@ -107,6 +110,31 @@ def open_store(tmp_path: Path, clock: ManualClock) -> Iterator[OpenStore]:
             findings = list(store.check())
             store.close()
             assert findings == []
+
+
+class BodyMapsMade:
+    """The maps of body files that were made."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[mmap]] = []
+
+    def __call__(self, *arguments: Any, **named: Any) -> mmap:
+        """Make one."""
+        new = mmap(*arguments, **named)
+        self.made.append(weakref.ref(new))
+        return new
+
+    def alive(self) -> int:
+        """Those that were not given back."""
+        return sum(each() is not None for each in self.made)
+
+
+@pytest.fixture
+def body_maps(monkeypatch: pytest.MonkeyPatch) -> BodyMapsMade:
+    """Tells which maps of body files are made, and given back."""
+    made = BodyMapsMade()
+    monkeypatch.setattr(body_file, "mmap", made)
+    return made
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from duelog.partitions.partition import environment_path
 from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
-from duelog.store.env.body_file import BodyReader, body_files
+from duelog.store.env.body_file import BodyMaps, body_files
 from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
 from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -223,9 +223,9 @@ class LogTail:
         """A group with the bodies that it names. Raises LogLost."""
         if group.apart == 0:
             return group
-        kept, found = BodyReader(str(self._directory)), []
+        kept, found = BodyMaps(str(self._directory)).reader(), []
         for start_ms, run in group.runs_apart():
-            beside = BodyReader(str(environment_path(self._path, start_ms)))
+            beside = BodyMaps(str(environment_path(self._path, start_ms))).reader()
             for read in (kept, beside):  # a file without a second name is in its place alone
                 bodies = run.bodies_by(read)
                 if len(bodies) == run.ends()[-1]:

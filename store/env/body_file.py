@@ -8,6 +8,7 @@ behind the last that is named stays as a gap. A file goes with its ledger, or wi
 
 import errno
 import os
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
@@ -26,7 +27,10 @@ _PAGE_BYTES = 4096
 """Bodies begin at a multiple of this: a page that is on disk is never written again."""
 
 _MOST_MAPS = 16
-"""Files that a reader has mapped."""
+"""Files that a transaction has mapped."""
+
+_MOST_KEPT = 4
+"""Files that an environment has mapped between two transactions."""
 
 _MOST_PIECES = 1024
 """Pieces that one call writes (IOV_MAX)."""
@@ -37,7 +41,7 @@ def body_file(directory: Path, ledger_id: int) -> Path:
     return Path(body_path(directory, ledger_id))
 
 
-def body_path(directory: Path, ledger_id: int) -> str:
+def body_path(directory: Path | str, ledger_id: int) -> str:
     """Its path without a path object, which a large run has no time for."""
     return f"{directory}/{DIRECTORY}/{ledger_id}{_SUFFIX}"
 
@@ -114,43 +118,83 @@ def append_bodies(files: Mapping[str, StagedBodies], named: Collection[str]) -> 
             os.close(descriptor)
 
 
-class BodyReader:
-    """Reads the body files of an environment, which it has mapped for as long as it lives, or a slice of them does.
+class BodyMaps:
+    """Maps of the body files of an environment, of which the last few outlive a transaction. Thread-safe.
 
-    Delivery asks for some ten bodies of a run at a time; a system call for each took as long as all the rest. What a
-    group has named is never cut off, so nothing is read behind the end of a file.
+    A transaction delivers some thousand messages. With a map of its own it would take each page fault anew.
     """
 
-    __slots__ = ("_directory", "_is_needed", "_maps")
-
-    def __init__(self, directory: str, *, is_needed: bool = False) -> None:
-        """is_needed: a file that is not there, as another process may have removed it, raises DamagedStore."""
+    def __init__(self, directory: str, *, is_read_only: bool = False) -> None:
+        """is_read_only: another process may remove a file: then none is kept, and a missing one raises DamagedStore."""
         self._directory = directory
-        self._is_needed = is_needed
-        self._maps: dict[int, memoryview] = {}
+        self._is_read_only = is_read_only
+        self._changing = threading.Lock()
+        self._kept: dict[int, memoryview] = {}
 
-    def __call__(self, ledger_id: int, at: int, length: int) -> memoryview:
-        """Read from the body file of a ledger; fewer bytes where it ends before, none where it is not there.
+    def reader(self) -> "BodyReader":
+        """Make the reader of a transaction."""
+        return BodyReader(self)
+
+    def map(self, ledger_id: int, end: int) -> memoryview:
+        """The body file of a ledger, up to byte `end` or more; less where it ends before, none where it is not there.
 
         Raises ResourceShortage, NoPermission, StoreUnavailable.
         """
-        bodies = self._maps.get(ledger_id)
-        if bodies is None or len(bodies) < at + length:
-            if len(self._maps) >= _MOST_MAPS:
-                self._maps.clear()
-            bodies = self._maps[ledger_id] = self._map(ledger_id)
-        return bodies[at : at + length]
+        bodies = self._kept.get(ledger_id)
+        if bodies is None or len(bodies) < end:
+            with self._changing:  # what `remove` has removed is not kept
+                bodies = self._map(ledger_id)
+                if not self._is_read_only:
+                    self._kept.pop(ledger_id, None)
+                    if len(self._kept) >= _MOST_KEPT:
+                        del self._kept[next(iter(self._kept))]
+                    self._kept[ledger_id] = bodies
+        return bodies
 
     def _map(self, ledger_id: int) -> memoryview:
         """Map a file without path objects, which would take half of the time."""
         try:
-            descriptor = os.open(f"{self._directory}/{DIRECTORY}/{ledger_id}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(body_path(self._directory, ledger_id), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return memoryview(mmap(descriptor, 0, access=ACCESS_READ) if os.fstat(descriptor).st_size else b"")
             finally:
                 os.close(descriptor)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not self._is_needed:
+            if isinstance(error, FileNotFoundError) and not self._is_read_only:
                 return memoryview(b"")
             with explained(body_file(Path(self._directory), ledger_id)):
                 raise
+
+    def remove(self, ledger_id: int) -> None:
+        """Remove the body file of a ledger, if there is one. Raises OSError."""
+        with self._changing:
+            self._kept.pop(ledger_id, None)
+            body_file(Path(self._directory), ledger_id).unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Keep no map any more: each holds a descriptor, and its pages count as memory of this process."""
+        with self._changing:
+            self._kept.clear()
+
+
+class BodyReader:
+    """Reads the body files of an environment for one transaction, which has those it has read until it ends.
+
+    Delivery asks for some ten bodies of a run at a time; a system call for each took as long as all the rest. What a
+    group has named is never cut off, so nothing is read behind the end of a file.
+    """
+
+    __slots__ = ("_files", "_maps")
+
+    def __init__(self, files: BodyMaps) -> None:
+        self._files = files
+        self._maps: dict[int, memoryview] = {}
+
+    def __call__(self, ledger_id: int, at: int, length: int) -> memoryview:
+        """Read from the body file of a ledger, as `BodyMaps.map` says."""
+        bodies = self._maps.get(ledger_id)
+        if bodies is None or len(bodies) < at + length:
+            if len(self._maps) >= _MOST_MAPS:
+                self._maps.clear()
+            bodies = self._maps[ledger_id] = self._files.map(ledger_id, at + length)
+        return bodies[at : at + length]

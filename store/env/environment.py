@@ -43,7 +43,7 @@ from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, tell
 from . import page_cache
-from .body_file import BodyReader, body_file, body_files
+from .body_file import BodyMaps, body_files
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_position
 from .page_cache import Eviction
@@ -140,8 +140,7 @@ class Environment:
             raise BrokenInvariant(f"{name}: a writer without locks")
         self.path = path
         self.name = name
-        self.body_reader = partial(BodyReader, os.fspath(path), is_needed=read_only)
-        """Makes a reader of the bodies that lie beside it, for a transaction."""
+        self._bodies = BodyMaps(os.fspath(path), is_read_only=read_only)
         self.counts = CommitCounts()
         self.before_commit = before_commit
         """Called by the leader of each commit, before LMDB commits."""
@@ -249,7 +248,7 @@ class Environment:
                                 unapplied = look(applied_position(raw))
                                 if self.in_place.is_replaced:  # the log forgets what is applied to the other file
                                     raise DayAway(self.path, "went and came as it was read")
-                            yield ReadTransaction(raw, unapplied, self.body_reader())
+                            yield ReadTransaction(raw, unapplied, self._bodies.reader())
                     except lmdb.Error as error:
                         raise explain(self.path, error) from error
                     return
@@ -402,7 +401,7 @@ class Environment:
         raw: lmdb.Transaction | None = None
         try:
             raw = self._env.begin(write=True)
-            transaction = LmdbTransaction(raw, self._last_run, self._memtable, self.body_reader())
+            transaction = LmdbTransaction(raw, self._last_run, self._memtable, self._bodies.reader())
             value = self._work(work, transaction)
         except BaseException as error:
             if raw is not None:  # with a transaction left open all others would wait for ever
@@ -481,6 +480,7 @@ class Environment:
         with self._gate.alone_at_once() as alone:
             if alone:
                 self._env.set_mapsize(self._map_bytes)  # LMDB maps the file again
+                self._bodies.forget()
             return alone
 
     def _follow_growth(self) -> None:
@@ -564,7 +564,7 @@ class Environment:
         with self._removing:
             self._unwanted.update(ledger_ids)
             while self._unwanted and not self._holds:
-                body_file(self.path, self._unwanted.pop()).unlink(missing_ok=True)
+                self._bodies.remove(self._unwanted.pop())
 
     def copy(self, path: Path, held: HeldRead) -> None:
         """Copy what `held`, of this environment, sees into `path`, an existing empty directory, compacted and on disk.
@@ -627,6 +627,7 @@ class Environment:
                 self.fail(error)
             finally:
                 self._env.close()
+                self._bodies.forget()
                 self._released = True
 
 

@@ -28,7 +28,7 @@ from duelog.tools.compact_store import compact_store
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore, applied, present
+from tests.conftest import START_MS, BodyMapsMade, OpenStore, applied, present
 from tests.duelog.side_by_side import crashed
 
 HOUR_MS = 3_600_000
@@ -256,6 +256,20 @@ def test_a_body_file_goes_with_its_ledger_and_with_its_partition(store: DelayedS
     large(store)
     store.delete_topic("t")
     assert bodies_of(store.path) == []
+
+
+@pytest.mark.parametrize("end", ["pages are given back", "closed"])
+def test_no_body_file_stays_mapped(store: DelayedStore, body_maps: BodyMapsMade, end: str) -> None:
+    """Once what was read shall not count as memory of this process, or the store is closed."""
+    sent = large(store)
+    with store.topic("t").subscribe("s") as reader:
+        assert [message.payload for message in reader.receive(100, timeout=0)] == sent
+    assert body_maps.alive()
+    if end == "closed":
+        store.close()
+    else:
+        assert store._engine.storage.main.give_back_pages()
+    assert not body_maps.alive()
 
 
 def test_a_file_that_a_crash_left_without_runs_is_removed_and_one_with_runs_is_not(
