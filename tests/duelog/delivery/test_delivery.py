@@ -197,13 +197,13 @@ FIRING = StoreConfig(background=True)
 
 @contextmanager
 def iterating(subscription: Subscription, got: list[bytes]) -> Iterator[threading.Event]:
-    """A thread iterates, keeping and acknowledging payloads; joined at the end. The event: the first has come."""
+    """A thread iterates, acknowledging and keeping payloads; joined at the end. The event: the first has come."""
     first = threading.Event()
 
     def work() -> None:
         for message in subscription:
+            subscription.ack(message)  # who sees the payload may close
             got.append(message.payload)
-            subscription.ack(message)
             first.set()
 
     thread = threading.Thread(target=work)
