@@ -428,6 +428,25 @@ def test_a_signal_drains_the_worker_and_the_handlers_before_it_come_back(
         assert backlog(store, "t") == 0
 
 
+def test_a_signal_that_does_not_wake_the_main_thread_is_heard_all_the_same(bench: Bench) -> None:
+    """One that comes as it falls asleep was heard a minute later. Here a thread of the task takes it."""
+    worker = Worker(bench.store)
+
+    @worker.task("t")
+    def take(message: ReceivedMessage) -> None:
+        until(lambda: len(worker._monitor._waiters) == 2)  # type: ignore[attr-defined]  # this task's and the main one
+        signal.raise_signal(signal.SIGTERM)
+        until(lambda: worker._asked)
+        bench.note(message)
+
+    bench.store.topic("t").send(b"x")
+    ends = threading.Timer(60, worker.request_stop)
+    ends.start()
+    assert worker.run() == 0
+    ends.cancel()
+    assert bench.log.seen == [b"x"]
+
+
 def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
     """Running messages are given back, long before the drain is over."""
     gate = threading.Event()
