@@ -189,39 +189,64 @@ def test_firing_does_not_wait_for_the_copy(bucket: FaultyBucket, open_store: Ope
     assert in_copy(bucket) < written(store)
 
 
-def test_many_threads_wait_for_one_put(bucket: FaultyBucket, tmp_path: Path) -> None:
+class Waits:
+    """Counts the threads that have begun to wait for the copy."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun, wait_for = threading.Semaphore(0), Shipping.wait_for
+
+        def counted(shipping: Shipping, place: int) -> None:
+            self._begun.release()
+            wait_for(shipping, place)
+
+        monkeypatch.setattr(Shipping, "wait_for", counted)
+
+    def until(self, count: int) -> None:
+        """Until so many more have."""
+        for _ in range(count):
+            assert self._begun.acquire(timeout=60)
+
+
+def test_many_threads_wait_for_one_put(bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While an object is put the groups of all others gather for the next one."""
     config = StoreConfig(replica=URL, durability="replicated", ship_ms=60_000)
-    sent, arrived = 40, threading.Semaphore(0)
+    sent, waits = 40, Waits(monkeypatch)
     with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
         store.topic("a").send(b"")
+        waits.until(1)
         first = bucket.creations
 
         def gathering(name: str) -> None:
-            arrived.acquire(timeout=0.2)
+            bucket.before_creation = lambda name: None
+            waits.until(sent)
 
         bucket.before_creation = gathering
-
-        def send() -> None:
-            store.topic("a").send(b"", deliver_after=DAY_S)
-            arrived.release()
-
-        in_threads([send] * sent)
+        in_threads([lambda: store.topic("a").send(b"", deliver_after=DAY_S)] * sent)
         assert in_copy(bucket) >= written(store)
-        assert bucket.creations - first < sent / 2
+        assert bucket.creations - first <= 2
     restored(bucket, tmp_path / "restored")
     with DelayedStore.open(tmp_path / "restored") as again:
         assert again.stats().pending == sent
 
 
-def test_those_that_a_put_told_come_again_with_the_next_one(bucket: FaultyBucket, tmp_path: Path) -> None:
-    """It waits for them a quarter of a put's time. Before, two halves of all callers took turns."""
+def test_those_that_a_put_told_come_again_with_the_next_one(
+    bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for them as long as a part of a put takes. Before, two halves of all callers took turns."""
+    monkeypatch.setattr("duelog.replica.shipping._GATHER", 10.0)
     config = StoreConfig(replica=URL, durability="replicated", ship_ms=60_000)
-    threads, sends, never = 6, 3, threading.Event()
+    threads, sends, never, waits = 6, 3, threading.Event(), Waits(monkeypatch)
     with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
         store.topic("a").send(b"")
+        waits.until(1)
         first = bucket.creations
-        bucket.before_creation = lambda name: [never.wait(0.4)].clear()
+
+        def slow(name: str) -> None:
+            if bucket.creations == first:
+                waits.until(threads)
+            never.wait(0.2)
+
+        bucket.before_creation = slow
 
         def send() -> None:
             for _ in range(sends):

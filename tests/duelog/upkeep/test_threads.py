@@ -152,7 +152,7 @@ def test_receive_wakes_when_a_message_is_due(open_store: OpenStore, background: 
         topic.send(b"soon", deliver_after=0.15)
         (message,), came_ms = received.result(LIMIT_S)
     assert message.payload == b"soon"
-    assert message.due_ms <= came_ms < message.due_ms + 5_000
+    assert message.due_ms <= came_ms < message.due_ms + 30_000
 
 
 def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store: OpenStore) -> None:
@@ -166,7 +166,7 @@ def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store
         topic.send(b"now", deliver_after=0.1)
         (message,), came_ms = received.result(LIMIT_S)
     assert message.payload == b"now"
-    assert message.due_ms <= came_ms < message.due_ms + 5_000
+    assert message.due_ms <= came_ms < message.due_ms + 30_000
 
 
 def test_a_manual_clock_with_a_background_thread_wakes_a_waiting_receiver(open_store: OpenStore) -> None:
