@@ -74,7 +74,7 @@ def run_programs(text: str, folder: Path) -> None:
                 served = program.replace('"data"', repr(str(folder / "store")))
                 (folder / name).write_text(served, encoding="utf-8")
                 done = subprocess.run(
-                    [sys.executable, name], cwd=folder, stdout=subprocess.PIPE, text=True, check=True, timeout=60
+                    [sys.executable, name], cwd=folder, stdout=subprocess.PIPE, text=True, check=True, timeout=180
                 )
                 said = [line for line in done.stdout.splitlines() if " INFO " not in line]
                 assert said == printed_lines(program)

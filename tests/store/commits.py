@@ -13,7 +13,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.log.ledger import Ledger, end_after
 from tests.conftest import present
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 KEY = b"\x01key"
 BULK = bytes(32 * 1024)

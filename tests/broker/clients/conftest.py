@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 LACKING = 77
 """The exit status of a scenario that the client's version cannot do."""
 
-SCENARIO_S = 60
+SCENARIO_S = 180
 START_S = 90
 
 _SERVE = "from duelog.tools.cli.main import main; main()"
@@ -200,12 +200,6 @@ SECURED = {
 def token(role: str, **claims: Any) -> str:
     """A token of a role."""
     return jwt.encode({"sub": role, **claims}, SECRET, "HS256")
-
-
-def short_tokens() -> list[str]:
-    """Two tokens: one that expires in a moment, and the one to follow it."""
-    now = int(time.time())
-    return [token("root", exp=now + seconds) for seconds in (2, 3_600)]
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ import pytest
 
 from duelog import DelayedStore
 from tests.broker.clients.conftest import (
+    SECRET,
     RunScenarios,
     ServedProxy,
     ServedStore,
     ServeStore,
     free_port,
     listens,
-    short_tokens,
     token,
 )
 from tests.broker.lookup.stage import Stage
@@ -68,7 +68,7 @@ def test_brokers_check_the_clients_tokens(
         "proxied",
         ("authenticated", token("root")),
         ("not_authorized", token("stranger")),
-        ("refreshed", *short_tokens()),
+        ("refreshed", SECRET.decode()),
     )
 
 

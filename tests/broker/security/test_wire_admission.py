@@ -24,6 +24,7 @@ from duelog.operations import wire_peer, wire_server, wire_values
 from duelog.operations.wire import ERROR, RESULT, framed
 from duelog.operations.wire_calls import Guard
 from duelog.operations.wire_values import pack
+from tests.broker.clients.conftest import free_port
 from tests.broker.security.certificates import write_pair
 from tests.broker.security.test_authentication import SECRET, token
 from tests.duelog.operations.test_wire import answer_of, ask, control_of
@@ -238,7 +239,5 @@ def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
         duelog.connect("duelog://localhost")
     with pytest.raises(InvalidArgument, match="token=None: goes with an address"):
         duelog.connect(tmp_path, token="x")
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
     with pytest.raises(Disconnected, match="no process serves this store"):
-        duelog.connect(f"duelog://localhost:{port}")
+        duelog.connect(f"duelog://localhost:{free_port()}")

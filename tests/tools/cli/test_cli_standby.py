@@ -22,16 +22,11 @@ pytest.importorskip("obstore", reason="needs duelog[replica]")
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker
 from duelog.broker.server.turns import Turns, _Way
+from tests.broker.clients.conftest import free_port
 
 DAY_S = 86_400
 DEPOSED, FAILED = StoreFailed(Path("data"), "deposed"), StoreFailed(Path("data"), "Input/output error")
 DEPOSED.__cause__ = Deposed("s3://b/x", "another machine has taken over")
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("localhost", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def serving(path: Path, **settings: Any) -> Iterator[str]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    ready.wait(30)
+    ready.wait(120)
     try:
         yield addresses[0]
     finally:

@@ -84,7 +84,7 @@ def test_batches_of_a_real_client_arrive_message_by_message_whatever_their_compr
         store.update_policies(namespace="public/default", fixed_delivery_delay_ms=DAY_MS)
     source.start()
     try:
-        subprocess.run([sys.executable, "-c", BATCHES, source.url], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", BATCHES, source.url], check=True, timeout=180)
     finally:
         assert source.stop() == 0
     with DelayedStore.open(source.folder / "store", read_only=True) as store:
