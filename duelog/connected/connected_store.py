@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -20,7 +21,7 @@ from duelog.operations.transacted import TRANSACTED
 from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
 from duelog.operations.wire_address import connecting, is_address
 from duelog.operations.wire_client import Call, Connection, is_gone, nobody
-from duelog.operations.wire_values import columns
+from duelog.operations.wire_values import columns, payloads_alone
 from duelog.sending.producer import Producer
 from duelog.store.clock import StoreClock, SystemClock
 from duelog.store.codec.body import encode_send
@@ -352,6 +353,10 @@ for _name in TRANSACTED:
     setattr(ConnectedTransaction, _name, _collecting(_name))
 
 
+def _listed(ids: Sequence[MessageId]) -> list[MessageId]:
+    return ids.to_list() if isinstance(ids, MessageIds) else list(ids)
+
+
 def _counting_from(asked: dict[str, Any], seconds_ago: float) -> dict[str, Any]:
     """An operation on the wire, with a delay that began some time ago as it is now."""
     found = {name: columns(value) for name, value in asked.items()}
@@ -428,14 +433,17 @@ class ConnectedTopic(Topic):
         if not batch:
             found: list[MessageId] = self._ask(FACE["Topic.send_batch"], [messages], named)
             return found
-        return list(self._numbered("Topic.send_batch", [batch], named, len(batch)))
+        if (payloads := payloads_alone(batch)) is not None:
+            with suppress(InvalidMessage):  # which message is refused is told below
+                return _listed(self._numbered("Topic.send_payloads", payloads, dict(named)))
+        return _listed(self._numbered("Topic.send_batch", batch, named))
 
     def send_payloads(self, payloads: Sequence[bytes], **named: Any) -> MessageIds:
         _signature(Topic.send_payloads).bind(self, payloads, **named)
         if not isinstance(payloads, (list, tuple)) or not payloads:
             found: MessageIds = self._ask(FACE["Topic.send_payloads"], [payloads], named)
             return found
-        ids = self._numbered("Topic.send_payloads", [payloads], named, len(payloads))
+        ids = self._numbered("Topic.send_payloads", payloads, named)
         return ids if isinstance(ids, MessageIds) else MessageIds([(*run, 1) for run in ids])
 
     def send_once(self, producer: str, first: int, messages: list[Message]) -> list[MessageId | None]:
@@ -443,10 +451,10 @@ class ConnectedTopic(Topic):
         named = {"allow_past": True, "numbers": [producer, first]}
         return list(self._connection.call("Topic.send_batch", self._target, [messages], named, repeated=True))
 
-    def _numbered(self, name: str, arguments: list[Any], named: dict[str, Any], count: int) -> Sequence[MessageId]:
+    def _numbered(self, name: str, batch: Sequence[object], named: dict[str, Any]) -> Sequence[MessageId]:
         """Send a batch that is stored once, however often it is asked for."""
-        named["numbers"] = [self._store._sender, self._store.number(self._target[0], count)]
-        ids: Any = self._connection.call(name, self._target, arguments, named, repeated=True)
+        named["numbers"] = [self._store._sender, self._store.number(self._target[0], len(batch))]
+        ids: Any = self._connection.call(name, self._target, [batch], named, repeated=True)
         return ids if isinstance(ids, MessageIds) or None not in ids else [self._sent(each, None) for each in ids]
 
     def producer(self, name: str) -> Producer:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from duelog.store.clock import SystemClock
-from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, InvalidMessage
+from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.limited_log import LimitedLog
 from duelog.store.message import Dedup
 from duelog.store.position import MessageId
@@ -31,7 +31,7 @@ from .operation import Ask, Right
 from .transacted import changed_once, document_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
-from .wire_values import BareMessages, columns, pack_error
+from .wire_values import columns, pack_error
 
 Guard: TypeAlias = Callable[[Right, str | None], None]
 """Raises NotAllowed where a client has not this right in the namespace of a topic, None: in the whole store."""
@@ -675,11 +675,7 @@ def _encoded(sender: Any, method: str, name: str, arguments: list[Any], named: d
     """Check and encode a batch. Raises InvalidArgument, InvalidMessage."""
     encode = getattr(type(sender), method)
     _bind(name, encode, [sender, *arguments], named)
-    if arguments and isinstance(arguments[0], BareMessages):
-        with suppress(InvalidMessage):  # of which message it is told below
-            encoded: tuple[Any, int] = sender.encode_payloads(arguments[0].payloads, *arguments[1:], **named)
-            return encoded
-    encoded = encode(sender, *arguments, **named)
+    encoded: tuple[Any, int] = encode(sender, *arguments, **named)
     return encoded
 
 

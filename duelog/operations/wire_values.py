@@ -17,7 +17,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import PurePath
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -54,7 +54,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 _SENT = ("deliver_at", "deliver_after", "key", "properties", "ttl", "dedup_key", "dedup_for", "replace")
 """Fields of a message besides its payload."""
 _FIELDS_OF = attrgetter(*_SENT)
-_BARE = (*(None for _ in _SENT[:-1]), False)
+_BARE = {(*(None for _ in _SENT[:-1]), False)}
 """Fields of a message that has none."""
 _UNSAID = {type(None), bool}
 """Types of fields that say nothing where none is True."""
@@ -173,7 +173,10 @@ def _payload_column(payloads: Sequence[Any]) -> list[bytes]:
     """The pieces of an array of payloads."""
     sizes = list(map(len, payloads))
     heads = {size: pack(bytes(size))[: -size or None] for size in set(sizes)}
-    return [_array_head(len(payloads)), *chain.from_iterable(zip(map(heads.__getitem__, sizes), payloads, strict=True))]
+    pieces = [_array_head(len(payloads))] * (2 * len(payloads) + 1)
+    pieces[1::2] = map(heads.__getitem__, sizes) if len(heads) > 1 else [*heads.values()] * len(payloads)
+    pieces[2::2] = payloads
+    return pieces
 
 
 def _runs(ids: Sequence[MessageId]) -> list[int]:
@@ -210,11 +213,9 @@ def _read_ids(data: bytes, _: object) -> list[MessageId]:
 def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> list[bytes]:
     """The pieces of the columns of messages."""
     found: dict[str, Any] = {}
-    rows = list(map(_FIELDS_OF, messages))
-    if not _all_bare(rows):
-        for name, column in zip(_SENT, zip(*rows, strict=True), strict=True):
-            if not set(map(type, column)) <= _UNSAID or any(column):
-                found[name] = list(column)
+    for name, column in zip(_SENT, zip(*map(_FIELDS_OF, messages), strict=True), strict=True):
+        if not set(map(type, column)) <= _UNSAID or any(column):
+            found[name] = list(column)
     payloads = [message.payload for message in messages]
     if set(map(type, payloads)) != {bytes}:
         return [pack({"payload": payloads, **found}, others)]
@@ -223,34 +224,23 @@ def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> l
     return [head, pack("payload"), *_payload_column(payloads), *rest]
 
 
-def _all_bare(rows: list[tuple[Any, ...]]) -> bool:
-    """True if no message has more than a payload, given the fields of each."""
+def payloads_alone(messages: Sequence[object]) -> list[bytes] | None:
+    """The payloads of messages that are nothing but those; None: one of them is more, or is none."""
+    if set(map(type, messages)) != {Message}:
+        return None
+    batch = cast(Sequence[Message], messages)
+    payloads = [message.payload for message in batch]
+    if set(map(type, payloads)) != {bytes}:
+        return None
     try:
-        return set(map(hash, rows)) == {hash(_BARE)}
-    except Exception:  # of a value of the client's own; compared, it could be equal to anything
-        return False
-
-
-class BareMessages(Sequence[Message]):
-    """Messages that are nothing but payloads, made when they are looked at."""
-
-    def __init__(self, payloads: list[bytes]) -> None:
-        self.payloads = payloads
-
-    def __len__(self) -> int:
-        return len(self.payloads)
-
-    def __getitem__(self, index: Any) -> Any:
-        return Message(self.payloads[index])
-
-    def __iter__(self) -> Iterator[Message]:
-        return map(Message, self.payloads)
+        are_bare = _BARE.issuperset(map(_FIELDS_OF, batch))
+    except Exception:  # of a value of the client's own
+        return None
+    return cast(list[bytes], payloads) if are_bare else None
 
 
 def _read_messages(data: bytes, others: Sequence[Any]) -> Sequence[Message]:
     found = unpack(data, others)
-    if found.keys() == {"payload"} and set(map(type, found["payload"])) == {bytes}:
-        return BareMessages(found["payload"])
     messages = list(map(Message, found.pop("payload")))
     for name, column in found.items():
         if name not in _SENT or len(column) != len(messages):

@@ -94,13 +94,13 @@ class Producer:
     ) -> Sequence[MessageId | None]:
         if first is None:
             return self._append(encoded, now_ms, None, keep_ids=keep_ids)
-        numbers = list(self._producer.unstored_of(first, len(encoded)))
-        if len(numbers) == len(encoded):
-            return self._append(encoded, now_ms, numbers, keep_ids=keep_ids)
+        unstored = self._producer.unstored_of(first, len(encoded))
+        if len(unstored) == len(encoded):
+            return self._append(encoded, now_ms, range(first, first + len(encoded)), keep_ids=keep_ids)
         ids: list[MessageId | None] = [known and FoundId(*known) for known in self._producer.ids(first, len(encoded))]
-        if numbers:
-            rows = [number - first for number in numbers]
-            new_ids = self._append(encoded.rows(np.array(rows)), now_ms, numbers, keep_ids=keep_ids)
+        if unstored:
+            rows = [number - first for number in unstored]
+            new_ids = self._append(encoded.rows(np.array(rows)), now_ms, list(unstored), keep_ids=keep_ids)
             for row, message_id in zip(rows, new_ids, strict=True):
                 ids[row] = message_id
         return ids

@@ -127,9 +127,10 @@ def test_a_message_that_cannot_be_taken_is_refused(topic: Topic) -> None:
         assert caught.value.field == field
         assert reason in str(caught.value)
         assert len(str(caught.value)) < 300
-        with pytest.raises(InvalidMessage) as caught:
-            topic.send_batch([Message(b"good", deliver_after=1), Message(**fields)])
-        assert caught.value.field == f"messages[1].{field}"
+        for good in (Message(b"good", deliver_after=1), Message(b"a payload alone")):
+            with pytest.raises(InvalidMessage) as caught:
+                topic.send_batch([good, Message(**fields)])
+            assert caught.value.field == f"messages[1].{field}"
 
 
 REFUSED: list[tuple[str, list[Any], Callable[[DelayedStore, Any], object]]] = [
