@@ -2,7 +2,8 @@
 
 A segment is followed by a larger one where it was full before it was due: up to `_BYTES_A_PARTITION` for each
 environment that it has rows of, so that applying commits something worth a commit in each; one that has far less is
-not applied before the next. A small one stays in the page cache.
+not applied before the next. A small one stays in the page cache. While partitions that it has rows of are vacant it is
+not doubled: what fills it then are large runs, which go to body files once it is applied.
 
 A checkpoint applies a full segment to LMDB, environment by environment.
 
@@ -31,7 +32,7 @@ from duelog.store.files.failpoints import reach
 from duelog.store.files.system_errors import explained, free_bytes, require_space
 from duelog.store.log import catalog
 from duelog.store.parallel_jobs import Jobs
-from duelog.store.wal.segment import SEGMENT_VERSION, GroupContent, RawGroup
+from duelog.store.wal.segment import EMPTY_BYTES, SEGMENT_VERSION, GroupContent, RawGroup
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 _log = logging.getLogger("duelog.config")
@@ -272,10 +273,10 @@ class WalSegments:
 
     # -- segments and checkpoints ------------------------------------------------------------------
 
-    def begin_next(self, group: int = 0, *, reserve: bool = False) -> None:
+    def begin_next(self, group: int = 0, *, reserve: bool = False, last: bool = False) -> None:
         """Begin a segment that takes a group of `group` bytes, and a checkpoint of the one before.
 
-        reserve: also where the disk has no space to apply more.
+        reserve: also where the disk has no space to apply more. last: it takes no group, for the store closes.
 
         Waits for the checkpoint before: producers are held back, and nothing is queued without bound. Raises as
         `Checkpoint.finish`; StoreFull.
@@ -283,10 +284,12 @@ class WalSegments:
         active = self._wal.active
         size, goes_on = _LEAST_BYTES, False
         if active is not None:
-            touched = len(self._partitions.unapplied()) + 1  # before some of them are applied
+            unapplied = self._partitions.unapplied()  # before some of them are applied
+            touched = len(unapplied) + 1
             wait_ms = self._clock.now_ms() - (self._begun_ms or 0)
             if group and wait_ms < CHECKPOINT_MS and not self._wal.fits(group):  # it is full before it is due
-                size = max(min(active.size * 2, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
+                doubled = active.size if any(each.vacant for each in unapplied) else active.size * 2
+                size = max(min(doubled, _USUAL_BYTES), touched * _BYTES_A_PARTITION)
                 goes_on = 2 * (self._ended_bytes + active.size) < min(size, self._most_bytes)
                 goes_on = goes_on and 2 * self._rows < self._most_rows
                 if goes_on:  # a file is written in full when it is made
@@ -294,7 +297,7 @@ class WalSegments:
             else:
                 size = max(active.size, _LEAST_BYTES) if group else active.size  # a clean close left one without space
         self.finish_checkpoint()
-        size = min(size, self._most_bytes)
+        size = EMPTY_BYTES if last else min(size, self._most_bytes)
         if group:
             size = self._size_with_space(size, group, reserve)
         with explained(self._main.path.parent):
@@ -386,17 +389,17 @@ class WalSegments:
             self._flushed_ms = now_ms
             self.sync()
 
-    def apply_all(self) -> None:
-        """Have everything be applied, and the log be empty. Raises StoreFull, StoreFailed."""
+    def apply_all(self, *, last: bool = False) -> None:
+        """Have everything be applied, and the log be empty; `last` as `begin_next`. Raises StoreFull, StoreFailed."""
         if self._begun_ms is not None:
-            self.begin_next()
+            self.begin_next(last=last)
         self.finish_checkpoint()
 
     def end(self) -> None:
         """`apply_all`, and leave nothing of the log but an empty segment. Raises StoreFull, StoreFailed, OSError."""
         if self._follower is not None:
             self._follower.drain()
-        self.apply_all()
+        self.apply_all(last=True)
         self._wal.leave_empty()
 
     def close(self) -> None:

@@ -63,6 +63,9 @@ _FIRST_BYTES = 16 * 1024
 _ENDING_BYTES = SECTOR
 """Bytes kept for the group that ends a segment."""
 
+EMPTY_BYTES = _GROUPS_AT + _ENDING_BYTES
+"""Size of a segment that takes only the group that ends it."""
+
 
 class RowKind(IntEnum):
     """The effect of a row on its environment."""
@@ -158,7 +161,7 @@ def group_of(number: int, sequence: int, rows: Sequence[Row]) -> Group:
 
 def capacity_of(size: int) -> int:
     """The largest group, by `GroupContent.size`, that a segment of `size` bytes takes."""
-    return size - _GROUPS_AT - _ENDING_BYTES
+    return size - EMPTY_BYTES
 
 
 def place_of(number: int, sequence: int) -> int:
@@ -534,7 +537,7 @@ def empty_segment(directory: Path, number: int, store_id: bytes) -> None:
 
     A power cut leaves the one or the other.
     """
-    _make(directory / file_name(number), store_id, _GROUPS_AT + _ENDING_BYTES)
+    _make(directory / file_name(number), store_id, EMPTY_BYTES)
 
 
 def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequence[Group], *, ended: bool) -> Path:
@@ -543,7 +546,7 @@ def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequenc
     ended: the log goes on in the next. Raises OSError.
     """
     contents = [GroupContent(group.row_count, group.content) for group in groups]
-    size = _aligned(_GROUPS_AT + _ENDING_BYTES + sum(content.size for content in contents))
+    size = _aligned(EMPTY_BYTES + sum(content.size for content in contents))
     segment = Segment(directory, number, store_id, size)
     try:
         for content in contents:

@@ -15,7 +15,7 @@ from ..env.body_file import DIRECTORY as BODIES
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.directory import make_directory, move, remove_tree
 from ..files.failpoints import reach
-from .segment import GroupContent, RawGroup, Segment, capacity_of, empty_segment, file_name, numbers_in
+from .segment import EMPTY_BYTES, GroupContent, RawGroup, Segment, capacity_of, empty_segment, file_name, numbers_in
 from .wal_reader import DIRECTORY, WalContent
 
 Keep = Callable[[list[int]], list[int]]
@@ -155,7 +155,8 @@ class WriteAheadLog:
                 (self._directory / file_name(number)).unlink(missing_ok=True)
         self._spare = []
         reach("wal.removed")
-        empty_segment(self._directory, active.number, self._store_id)
+        if active.size > EMPTY_BYTES:
+            empty_segment(self._directory, active.number, self._store_id)
         reach("wal.emptied")
 
     def close(self) -> None:

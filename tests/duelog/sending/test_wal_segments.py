@@ -19,7 +19,8 @@ from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
 from duelog.store.wal import segment as segment_module
-from duelog.store.wal.segment_file import SegmentFile
+from duelog.store.wal.segment import EMPTY_BYTES
+from duelog.store.wal.segment_file import SegmentFile, make_file
 from duelog.store.wal.wal_reader import WalFollower
 from tests.conftest import START_MS, OpenStore
 from tests.disaster.wal_faults import no_room
@@ -60,6 +61,40 @@ def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
     assert in_wal(store) == []
     assert not unapplied(store)
     assert held(store).keys() >= set(ids)
+
+
+def made_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of segments that are made from now on."""
+    sizes: list[int] = []
+
+    def make(path: Path, head: bytes, size: int) -> None:
+        sizes.append(size)
+        make_file(path, head, size)
+
+    monkeypatch.setattr(segment_module, "make_file", make)
+    return sizes
+
+
+def test_a_close_writes_no_segment_of_the_size_of_the_one_before(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is appended: what it begins has space for the group that ends it."""
+    sizes = made_files(monkeypatch)
+    store.close()
+    assert sizes == [EMPTY_BYTES]
+    assert [file.stat().st_size for file in (store.path / "wal").iterdir()] == [EMPTY_BYTES]
+
+
+def test_a_segment_is_not_doubled_while_partitions_of_its_rows_are_vacant(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch for a new day fills it; the next ones go to the day's body file."""
+    store = open_store(config=replace(CONFIG, wal_bytes=16 << 20))
+    store.topic("a").subscribe("s").close()
+    sizes = made_files(monkeypatch)
+    for _ in range(6):
+        store.topic("a").send_payloads([bytes(1_000)] * 1_000, deliver_at=FIRST_MS)
+    assert [size >> 20 for size in sizes] == [2, 2]
 
 
 def test_a_segment_with_a_row_for_each_kib_of_it_is_followed_by_another(store: DelayedStore) -> None:
