@@ -144,16 +144,18 @@ def test_checking_beside_a_busy_writer_finds_nothing(path: Path, durability: str
         writer.send("a", "x", *range(1, HOUR_MS, HOUR_MS // 1000))
         turns = 30
         writer.ask("live", "a", "mailer", turns)
-        checks = 0
+        checks = received = 0
         bodies: set[int] = set()
-        while not writer.answered():
+        while checks < 4 or not writer.answered():
+            if writer.answered():  # it was quicker than that
+                received += writer.answer()
+                writer.ask("live", "a", "mailer", turns)
             for directory in environments(path):
                 bodies.update(body_files(directory))
             for finding in store.check(deep=checks % 2 == 1):
                 pytest.fail(str(finding))
             checks += 1
-        assert writer.answer() > 1000
-        assert checks > 3
+        assert received + writer.answer() > 1000
         assert bool(bodies) == (durability == "commit")
 
 

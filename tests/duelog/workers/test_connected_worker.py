@@ -20,7 +20,7 @@ from duelog.operations.face_table import FACE
 from duelog.topics.task_activity import Attempt, TaskActivity
 from tests.packaging.tree import ROOT
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_what_a_connected_worker_runs_is_told_by_the_process_that_has_the_store_
     store.topic("t").send(b"bad")
     running = store.topic("t").send(b"good")
     with worker:
-        (task,) = told(lambda found: found and found[0].running and found[0].failures)
+        (task,) = told(lambda found: found and found[0].running and found[0].failed)
         assert (task.worker, task.process, [each.message_id for each in task.attempts]) == ("w", os.getpid(), [running])
         assert [(each.reason, each.again_ms) for each in task.failures] == [("ValueError: no", None)]
         assert connection.topic("t").subscription("w").tasks() == [task]

@@ -15,6 +15,7 @@ from duelog.snapshot.writer import Cut
 from duelog.store.codec.run import Int64s, UInt32s
 from tests.conftest import START_MS, OpenStore, present
 from tests.markers.firing.logs import new_log
+from tests.store.commits import until
 
 
 def entries_of(cut: Cut) -> list[int]:
@@ -38,9 +39,10 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
     stop = threading.Event()
 
     def append(seed: int) -> None:
-        dues = np.random.default_rng(seed).integers(1, 600_000, 100_000).tolist()
+        mine = np.random.default_rng(seed)
         while not stop.is_set():
-            topic.send_batch([Message(b"m", deliver_at=START_MS + dues.pop()) for _ in range(7)])
+            dues = mine.integers(1, 600_000, 7).tolist()
+            topic.send_batch([Message(b"m", deliver_at=START_MS + ms) for ms in dues])
 
     threads = [threading.Thread(target=append, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
@@ -51,6 +53,7 @@ def test_a_copy_taken_while_threads_append_is_of_one_instant(
             cut = present(log.cut())
             assert entries_of(cut) == list(range(cut.tail))
             tails.append(cut.tail)
+            until(lambda: log.tail > tails[-1])
     finally:
         stop.set()
         for thread in threads:
