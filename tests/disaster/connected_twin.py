@@ -56,7 +56,7 @@ class Twin:
         since: how many facts there were before; None: as many as now.
         """
         with self.changed:
-            seen, found, deadline = len(self.facts) if since is None else since, 0, time.monotonic() + 60
+            seen, found, deadline = len(self.facts) if since is None else since, 0, time.monotonic() + 300
             while True:
                 found += sum(wanted(*row) for row in self.facts[seen:])
                 seen = len(self.facts)

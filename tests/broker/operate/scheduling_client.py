@@ -15,7 +15,7 @@ AFTER = {"a": 3_000, "b": 4_000, "c": 5_000, "d": 6_000}
 def main(url: str) -> None:
     """Talk to the broker."""
     logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    client = pulsar.Client(url, logger=logger, operation_timeout_seconds=20)
+    client = pulsar.Client(url, logger=logger, operation_timeout_seconds=60)
     consumer = client.subscribe("t", "s", pulsar.ConsumerType.Shared)
     producer = client.create_producer("t")
     ids = {}
@@ -36,7 +36,7 @@ def main(url: str) -> None:
 def received(consumer: Any, count: int) -> None:
     """Print so many messages, and what comes behind them by mistake."""
     found = []
-    for wait_ms in (*[20_000] * count, 300):
+    for wait_ms in (*[60_000] * count, 300):
         try:
             message = consumer.receive(wait_ms)
         except pulsar.Timeout:

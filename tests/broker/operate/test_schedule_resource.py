@@ -154,7 +154,7 @@ async def further(process: Process) -> list[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"go\n")
-    return [each["payload"] for each in json.loads(await asyncio.wait_for(process.stdout.readline(), 60))]
+    return [each["payload"] for each in json.loads(await asyncio.wait_for(process.stdout.readline(), 300))]
 
 
 async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> None:
@@ -169,28 +169,28 @@ async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> No
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        ids = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        ids = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
         shown = (await rest.ask("GET", f"{TOPIC}/scheduled?payloadBytes=100")).value["messages"]
         assert [each["messageId"] for each in shown] == [ids[name] for name in ("a", "b", "c", "d")]
         assert [base64.b64decode(each["payload"]).decode() for each in shown] == ["a", "b", "c", "d"]
         assert [each["properties"] for each in shown] == [{"n": name} for name in "abcd"]
         parsed = {name: MessageId.parse(text) for name, text in ids.items()}
         assert (await rest.ask("DELETE", message(parsed["a"]))).status == 204
-        due_ms = rest.store.clock.now_ms() + 700
+        due_ms = rest.store.clock.now_ms() + 2_500
         moved = {"deliverAt": due_ms}
         assert (await rest.ask("POST", message(parsed["d"], "/reschedule"), moved)).status == 200
         assert (await rest.ask("POST", message(parsed["b"], "/reschedule"), {})).status == 200
         process.stdin.write(b"go\n")
-        received = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        received = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
         assert [each["payload"] for each in received] == ["b", "d"]
-        assert due_ms <= received[1]["atMs"] < due_ms + 5_000
+        assert due_ms <= received[1]["atMs"] < due_ms + 30_000
         assert [each.payload[-1:] for each in rest.store.topic("t").scheduled()] == [b"c"]
         admin = "/admin/v2/persistent/public/default/t"
         assert (await rest.ask("PUT", f"{admin}/unload")).status == 204
         assert await further(process) == ["e"]
         assert (await rest.ask("POST", f"{admin}/subscription/s/resetcursor/0")).status == 204
         assert sorted(await further(process)) == ["b", "d", "e"]
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), 120) == 0
     finally:
         if process.returncode is None:
             process.kill()

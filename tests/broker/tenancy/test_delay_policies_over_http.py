@@ -36,7 +36,7 @@ async def test_a_client_s_messages_go_by_fixed_delay_maximum_and_precedence(
             stderr=subprocess.STDOUT,
         )
         try:
-            output, _ = await asyncio.wait_for(process.communicate(), 60)
+            output, _ = await asyncio.wait_for(process.communicate(), 300)
         finally:
             if process.returncode is None:
                 process.kill()

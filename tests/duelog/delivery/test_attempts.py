@@ -61,7 +61,7 @@ def test_a_process_that_is_killed_at_each_delivery_ends_with_a_dead_letter(tmp_p
     told = []
     for _ in range(6):
         command = [sys.executable, "-c", CRASHING, str(ROOT), str(path), *types]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
         assert done.returncode == -signal.SIGKILL, done.stderr
         told.append(json.loads(done.stdout))
     assert told == [dict.fromkeys(types, count) for count in ([0], [1], [2], [3], [], [])]

@@ -49,7 +49,7 @@ def test_a_receiver_at_its_limit_wakes_when_another_thread_acknowledges(open_sto
         thread = threading.Thread(target=lambda: found.extend(m.payload for m in consumer.receive(5)))
         thread.start()
         consumer.ack(first)
-        thread.join(10)
+        thread.join(60)
         assert found == [b"1"]
 
 
@@ -100,7 +100,7 @@ def test_a_receiver_wakes_when_the_subscription_is_resumed_from_outside(open_sto
         thread = threading.Thread(target=lambda: found.extend(m.payload for m in consumer.receive()))
         thread.start()
         store.topic("t").subscription("s").resume()
-        thread.join(10)
+        thread.join(60)
         assert found == [b"x"]
 
 

@@ -67,7 +67,7 @@ def test_a_busy_stream_of_far_messages_does_not_starve_a_near_one(open_store: Op
                 topic.send(b"%d" % number, deliver_after=0.05)
                 (message,) = reader.receive(timeout=LIMIT_S)
                 assert message.payload == b"%d" % number
-                assert store.clock.now_ms() - message.due_ms < 10_000
+                assert store.clock.now_ms() - message.due_ms < 30_000
                 reader.ack(message)
         finally:
             done.set()

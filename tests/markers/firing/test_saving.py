@@ -165,7 +165,7 @@ def test_the_thread_is_woken_for_a_snapshot(open_store: OpenStore) -> None:
     store = open_store(config=StoreConfig(partition_ms=24 * HOUR_MS, snapshot_every_entries=1_000, background=True))
     send(store, 500)
     send(store, 500)
-    assert written.wait(20)
+    assert written.wait(60)
 
 
 def test_the_next_start_reads_no_more_than_the_tail(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
