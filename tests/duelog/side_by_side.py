@@ -80,7 +80,7 @@ class Together:
         try:
             with self._pool as pool:
                 leader = pool.submit(first)
-                assert entered.wait(20)
+                assert entered.wait(60)
                 self.futures = [pool.submit(each) for each in self._sends]
                 leader.result()
         finally:

@@ -170,7 +170,7 @@ async def test_what_is_queued_for_a_connection_over_tls_leaves_though_nothing_co
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     writer.write(b"?")
     try:
-        assert await asyncio.wait_for(reader.readexactly(6), 5) == b"onetwo"
+        assert await asyncio.wait_for(reader.readexactly(6), 60) == b"onetwo"
     finally:
         writer.close()
         await writer.wait_closed()

@@ -43,7 +43,7 @@ async def test_duelog_topics_delete_beside_a_running_broker_refuses_a_topic_with
         assert (status, "p-partition-1" in said) == (2, True), said
         assert len(list(store.topics())) == 3
         assert await deleted(path, "t", "--force") == (0, "")
-        assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
+        assert isinstance(await asyncio.wait_for(client.hear(), 120), commands.CloseProducer)
         assert await deleted(path, "p", "--force") == (0, "")
         assert (await rest.ask("GET", PATH[:-2] + "/partitioned")).value == []
         assert list(store.topics()) == []
@@ -71,7 +71,7 @@ async def test_a_producer_that_comes_while_its_topic_is_deleted_is_closed_and_co
     assert isinstance(await client.ask(commands.Producer(TOPIC, 1, 1)), commands.ProducerSuccess)
     go_on.set()
     assert (await deleted).status == 204
-    assert isinstance(await asyncio.wait_for(client.hear(), 20), commands.CloseProducer)
+    assert isinstance(await asyncio.wait_for(client.hear(), 120), commands.CloseProducer)
     assert isinstance(await client.ask(commands.Producer(TOPIC, 2, 2)), commands.ProducerSuccess)
     assert rest.store.topic(TOPIC).exists()
 
@@ -148,7 +148,7 @@ async def all_back(broker: Broker) -> None:
     """Wait until every permit is back."""
     assert broker._services is not None
     limiter = broker._services.limiter
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while (
             limiter.heap.available < limiter.heap.max_permits or limiter.direct.available < limiter.direct.max_permits
         ):
@@ -227,7 +227,7 @@ async def test_a_client_that_takes_nothing_of_its_list_loses_its_connection(
         await writer.drain()
         assert broker._services is not None
         direct = broker._services.limiter.direct
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while direct.available == direct.max_permits:
                 await asyncio.sleep(0.01)
         await all_back(broker)

@@ -177,7 +177,7 @@ def test_threads_encode_side_by_side() -> None:
 
     def run(name: str) -> None:
         batch = [Message(name.encode() * n, key=name * n, properties={name: name * n}) for n in range(1, 60)]
-        start.wait(20)
+        start.wait(60)
         for _ in range(20):
             if encode_batch(batch, NOW, LIMIT).bodies != [expected_body(message) for message in batch]:
                 wrong.append(name)
