@@ -48,6 +48,18 @@ class WatchedClock(SystemClock):
         super().wait(condition, until_ms)
 
 
+class _Noted(threading.Condition):
+    """A condition whose waits are noted once the clock knows of them, before its lock is given back."""
+
+    def __init__(self, condition: threading.Condition, note: Callable[[], None]) -> None:
+        self.__dict__.update(vars(condition))
+        self._wait, self._note = condition.wait, note
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._note()
+        return self._wait(timeout)
+
+
 class WatchedManualClock(ManualClock):
     """A clock that tests move, with the same count."""
 
@@ -56,8 +68,7 @@ class WatchedManualClock(ManualClock):
         self.waits = _Waits()
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
-        self.waits.note()
-        super().wait(condition, until_ms)
+        super().wait(_Noted(condition, self.waits.note), until_ms)
 
 
 @contextmanager
@@ -70,8 +81,12 @@ def waiting(subscription: Subscription, clock: WatchedClock | WatchedManualClock
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(receive)
-        clock.waits.until(1)
-        yield future
+        try:
+            clock.waits.until(1)
+            yield future
+        except BaseException:
+            subscription.close()  # the pool waits for who waits for ever
+            raise
 
 
 @pytest.mark.parametrize(
@@ -119,10 +134,12 @@ def test_nothing_is_lost_or_doubled_between_producers_and_consumers(
     consumers = [topic.subscribe("s", type="shared") for _ in range(4)]
     with ThreadPoolExecutor(PRODUCERS + len(consumers)) as pool:
         receiving = [pool.submit(consume, subscription) for subscription in consumers]
-        list(pool.map(produce, range(PRODUCERS)))
-        assert all_acked.wait(LIMIT_S)
-        for subscription in consumers:
-            subscription.close()
+        try:
+            list(pool.map(produce, range(PRODUCERS)))
+            assert all_acked.wait(LIMIT_S)
+        finally:
+            for subscription in consumers:
+                subscription.close()
         for future in receiving:
             future.result()
     assert not early
