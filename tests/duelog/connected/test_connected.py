@@ -320,6 +320,10 @@ def test_what_came_by_a_connection_that_ended_takes_back_no_later_delivery(tmp_p
         assert store.topic("t").stats().sent == 0
 
 
+AT_LAST = 5
+"""So many calls come to no further line one after the other; now and then another thread reads in place of a call."""
+
+
 def reading_alone(connected: DelayedStore) -> Connection:
     """A connection whose own thread reads nothing, as a call was alone again and again."""
     for _ in range(20):
@@ -404,7 +408,8 @@ def test_an_interrupt_anywhere_in_a_call_that_reads_leaves_the_reading_to_others
     """At each line of what begins and ends it: nobody would have read again."""
     connection, answers = reading_alone(connected), list[bool]()
     codes = {function.__code__ for function in (Connection._attend, Connection._pass_on, Connection._read)}
-    for at in itertools.count(1):
+    at, whole = 1, 0
+    for rounds in itertools.count(1):
         left, place = at, ""
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -426,8 +431,9 @@ def test_an_interrupt_anywhere_in_a_call_that_reads_leaves_the_reading_to_others
         other = threading.Thread(target=lambda: answers.append(connected.topic("t").exists()), daemon=True)
         other.start()
         other.join(timeout=30)
-        assert len(answers) == at, f"nobody reads after an interrupt at {place}"
-        if left > 0:
+        assert len(answers) == rounds, f"nobody reads after an interrupt at {place}"
+        at, whole = (at, whole + 1) if left > 0 else (at + 1, 0)
+        if whole == AT_LAST:
             break
         reading_alone(connected)
     assert at > 20
@@ -472,7 +478,8 @@ def test_an_interrupt_amid_the_answer_to_another_threads_call_leaves_that_to_be_
         until(lambda: connection._reader is not None)
         answers.append(connected.topic("t").exists())
 
-    for at in itertools.count(1):
+    at, whole = 1, 0
+    for rounds in itertools.count(1):
         left = at
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -487,14 +494,15 @@ def test_an_interrupt_amid_the_answer_to_another_threads_call_leaves_that_to_be_
         other.start()
         sys.settrace(trace)
         try:
-            consumer.receive(timeout=3)
+            consumer.receive(timeout=0.3)
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(None)
         other.join(timeout=30)
-        assert answers == [True] * at
-        if left > 0:
+        assert answers == [True] * rounds
+        at, whole = (at, whole + 1) if left > 0 else (at + 1, 0)
+        if whole == AT_LAST:
             break
         reading_alone(connected)
     assert at > 10
