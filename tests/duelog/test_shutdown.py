@@ -15,6 +15,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.errors import ClosedError, DuelogError
 from tests.conftest import OpenStore, Plant
+from tests.store.commits import until
 
 
 def test_each_step_is_taken_whatever_the_others_raise() -> None:
@@ -164,6 +165,7 @@ def test_a_store_that_was_closed_beside_a_read_can_be_opened_again(
     def make_while_closing(partition: Partition) -> Environment:
         environment = make(partition)
         closing.start()
+        until(lambda: partitions._open.closed)
         ended.wait(0.05)  # it is over, where it does not wait for the partition
         return environment
 
