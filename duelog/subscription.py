@@ -715,14 +715,14 @@ class Subscription:
         with state.lock:
             failed = self._dispatcher().outstanding.failed_at(message.position)
         body = _postponed(state.name, message, due_ms, now_ms, now_ms if failed is None else failed[0], failure)
-        acknowledge = self._flusher.acknowledging([(topic, state, entries_of(message))])
+        entries = entries_of(message)
         sender, dues = self._engine.sending.sender, np.array([due_ms], dtype=np.int64)
         with Held() as held:
             sender.within_quota(held, [topic], None, dues, now_ms, refused=False)
             send = sender.sending_one(held, topic, due_ms, body, now_ms)
 
             def work(group: WriteBatch) -> tuple[int, tuple[int, int]]:
-                (fresh,) = acknowledge(group.main)
+                fresh = self._flusher.acknowledge(group.main, topic, state, entries)
                 return sum(map(len, fresh.values())), send(group)
 
             count, place = sender.write(work)

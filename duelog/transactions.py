@@ -12,7 +12,6 @@ partitions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from types import EllipsisType, TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -36,6 +35,7 @@ from .engine import Engine
 from .sending.keyed_messages import KeyChanged
 from .subscription import Subscription
 from .topic import Topic
+from .topics.ack_flusher import AckFlusher
 from .topics.topic_state import SubscriptionState, TopicState
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Result(Generic[T]):
     def __init__(self, operation: str, *about: object) -> None:
         """`operation`: a format for what it is about."""
         self._operation, self._about = operation, about
-        self._values: list[T] = []
+        self._stored = False
         self._lost: DuelogError | None = None
 
     @property
@@ -68,12 +68,15 @@ class Result(Generic[T]):
         """Raises InvalidArgument: the transaction has not been stored; Disconnected: it is, and its result was lost."""
         if self._lost is not None:
             raise self._lost
-        if not self._values:
+        if not self._stored:
             raise InvalidArgument("value", self.operation, "the transaction has not been stored")
-        return self._values[0]
+        return self._value
+
+    def _store(self, value: T) -> None:
+        self._value, self._stored = value, True
 
     def __repr__(self) -> str:
-        return f"<Result of {self.operation}: {self._values[0] if self._values else 'not stored'}>"
+        return f"<Result of {self.operation}: {self._value if self._stored else 'not stored'}>"
 
 
 class _Send(NamedTuple):
@@ -123,11 +126,35 @@ class _Prepared:
         """Results, as the last run of the units has left them."""
         self.overridden: list[TopicName] = []
         """Topics of messages that a policy gave another delay."""
-        self.acknowledged: list[tuple[TopicState, SubscriptionState, int]] = []
+        self.acknowledged: dict[SubscriptionState, tuple[TopicState, int]] = {}
+        """How many deliveries of each subscription."""
 
     def __call__(self, group: WriteBatch) -> None:
         for unit in self.units:
             unit(group)
+
+
+def _acknowledging(
+    flusher: AckFlusher,
+    topic: TopicState,
+    state: SubscriptionState,
+    acks: Sequence[tuple[Position, Ack]],
+    acknowledged: dict[SubscriptionState, tuple[TopicState, int]],
+) -> Callable[[WriteBatch], None]:
+    """The unit of work that acknowledges deliveries of one subscription, and says how many."""
+    entries = group_by_ledger([position for position, _ in acks])
+
+    def unit(group: WriteBatch) -> None:
+        fresh = flusher.acknowledge(group.main, topic, state, entries)
+        with state.lock:
+            for position, (message, consumer) in acks:
+                is_held = state.holds(message, position, None if consumer is None else consumer._id)
+                if not is_held or position.entry_id not in fresh[position.ledger_id]:
+                    where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
+                    raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
+        acknowledged[state] = topic, sum(map(len, fresh.values()))
+
+    return unit
 
 
 class Transaction:
@@ -306,20 +333,23 @@ class Transaction:
     def _store_all(self, also: Callable[[WriteBatch], None]) -> bool:
         engine = self._engine
         for _ in range(_ATTEMPTS):
-            with suppress(KeyChanged), Held() as held:
-                writer = engine.writer()
-                prepared = self._prepare(held)
-                if prepared.units:
-                    prepared.units.append(also)
-                    writer.write(prepared)
+            try:
+                with Held() as held:
+                    writer = engine.writer()
+                    prepared = self._prepare(held)
+                    if prepared.units:
+                        prepared.units.append(also)
+                        writer.write(prepared)
                 break
+            except KeyChanged:
+                continue
         else:
             reason = "its message was rescheduled or cancelled by its id, by this transaction or others"
             raise TransactionConflict("a deduplication key", reason)
         for result, value in prepared.values.items():
-            result._values.append(value)
-        for acknowledged in prepared.acknowledged:
-            engine.delivery.flusher.acknowledged_in_group(*acknowledged)
+            result._store(value)
+        for state, (topic, count) in prepared.acknowledged.items():
+            engine.delivery.flusher.acknowledged_in_group(topic, state, count)
         for name in prepared.overridden:
             engine.policies.stored(name, 1)
         if self._documents:
@@ -330,29 +360,31 @@ class Transaction:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
         engine, prepared = self._engine, _Prepared()
         now_ms = engine.clock.now_ms()
-        names = list({each.topic: None for each in self._sends})
-        topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
-        keys = {
-            at: sent_key(topics[each.topic].topic_id, each.dedup.key)
-            for at, each in enumerate(self._sends)
-            if each.dedup is not None
-        }
-        cancelled = [
-            (topic := engine.topics.get(each.topic), sent_key(topic.topic_id, each.key), each)
-            for each in self._cancelled_keys.values()
-        ]
+        topics: dict[TopicName, TopicState] = {}
+        if self._sends:
+            names = list({each.topic: None for each in self._sends})
+            topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
+        keys: dict[int, bytes] = {}
+        for at, each in enumerate(self._sends):
+            if each.dedup is not None:
+                keys[at] = sent_key(topics[each.topic].topic_id, each.dedup.key)
+        cancelled: list[tuple[TopicState, bytes, _CancelKey]] = []
+        for asked in self._cancelled_keys.values():
+            topic = engine.topics.get(asked.topic)
+            cancelled.append((topic, sent_key(topic.topic_id, asked.key), asked))
         if engine.storage.partitions.away:
             self._fetch([(topic, key) for topic, key, _ in cancelled])
-        engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
+        if keys or cancelled:
+            engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
         if self._acks:
             self._acknowledge(prepared)
         for name, cancels in self._cancels.items():
             self._cancel(held, prepared, engine.topics.get(name), cancels)
-        for topic, key, each in cancelled:
-            self._cancel_key(held, prepared, topic, key, each)
+        for topic, key, asked in cancelled:
+            self._cancel_key(held, prepared, topic, key, asked)
         for name, reschedules in self._reschedules.items():
-            for asked in reschedules:
-                self._reschedule(held, prepared, engine.topics.get(name), asked, now_ms)
+            for move in reschedules:
+                self._reschedule(held, prepared, engine.topics.get(name), move, now_ms)
         for work, result in self._documents:
             self._write_document(prepared, work, result)
         if keys or len(self._sends) > _FEW:
@@ -373,11 +405,11 @@ class Transaction:
             pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
     def _acknowledge(self, prepared: _Prepared) -> None:
+        flusher, acknowledged = self._engine.delivery.flusher, prepared.acknowledged
         by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}
         for ack in self._acks:
             message = ack.message
             by_subscription.setdefault((message.topic, message.subscription), []).append((message.position, ack))
-        found: list[tuple[TopicState, SubscriptionState, list[tuple[Position, Ack]]]] = []
         for (name, subscription), acks in by_subscription.items():
             topic = self._engine.topics.get(TopicName.parse(name))
             state = topic.subscriptions.get(subscription)
@@ -385,22 +417,7 @@ class Transaction:
                 raise UnknownSubscription(name, subscription)
             if not state.durable:
                 raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
-            found.append((topic, state, acks))
-        entries = [(topic, state, group_by_ledger([position for position, _ in acks])) for topic, state, acks in found]
-        acknowledge, acknowledged = self._engine.delivery.flusher.acknowledging(entries), prepared.acknowledged
-
-        def unit(group: WriteBatch) -> None:
-            acknowledged.clear()
-            for (topic, state, acks), fresh in zip(found, acknowledge(group.main), strict=True):
-                with state.lock:
-                    for position, (message, consumer) in acks:
-                        is_held = state.holds(message, position, None if consumer is None else consumer._id)
-                        if not is_held or position.entry_id not in fresh[position.ledger_id]:
-                            where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
-                            raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-                acknowledged.append((topic, state, sum(map(len, fresh.values()))))
-
-        prepared.units.append(unit)
+            prepared.units.append(_acknowledging(flusher, topic, state, acks, acknowledged))
 
     def _cancel(self, held: Held, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
         ids = [each.message_id for each in cancels]
@@ -456,19 +473,20 @@ class Transaction:
 
     def _send(self, held: Held, prepared: _Prepared, topics: Mapping[TopicName, TopicState], now_ms: int) -> None:
         policies, sender, values = self._engine.policies, self._engine.sending.sender, prepared.values
-        places, dues = {name: at for at, name in enumerate(topics)}, []
+        dues = []
         for each in self._sends:
             due_ms, overridden = policies.apply_one(each.topic, each.due_ms, now_ms)
             dues.append(due_ms)
             if overridden:
                 prepared.overridden.append(each.topic)
         if policies.limits_pending:
+            places = {name: at for at, name in enumerate(topics)}
             owners = np.array([places[each.topic] for each in self._sends])
             sender.within_quota(held, list(topics.values()), owners, np.array(dues), now_ms)
-        works = [
-            (each.result, sender.sending_one(held, topics[each.topic], due_ms, each.body, now_ms))
-            for each, due_ms in zip(self._sends, dues, strict=True)
-        ]
+        works = []
+        for each, due_ms in zip(self._sends, dues, strict=True):
+            work = sender.sending_one(held, topics[each.topic], due_ms, each.body, now_ms)
+            works.append((each.result, work))
 
         def unit(group: WriteBatch) -> None:
             for result, work in works:

@@ -1,7 +1,6 @@
 """Looking stored messages and markers up, by id or by due time, without delivering them and without a delay index."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 
 import numpy as np
 
@@ -31,11 +30,11 @@ def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> P
     O(partitions) at first.
     """
     hint = partitions.by_ledger.get(ledger_id)
-    for partition in partitions if hint is None else chain((hint,), partitions):
-        log = partition.known_log(topic_id)
-        if log is not None and log.ledger_id == ledger_id and partitions.registered(partition):
-            if hint is not partition:
-                partitions.by_ledger[ledger_id] = partition
+    if hint is not None and hint.knows(topic_id, ledger_id) and partitions.registered(hint):
+        return hint
+    for partition in partitions:
+        if partition.knows(topic_id, ledger_id) and partitions.registered(partition):
+            partitions.by_ledger[ledger_id] = partition
             return partition
     for partition in partitions.held(partial=True):
         log = partition.log(topic_id)

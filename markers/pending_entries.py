@@ -112,6 +112,12 @@ class PendingEntries:
         self._span_ms, self._limits = config.partition_ms, RunLimits(config.run_entries, config.run_bytes)
         self.gate = self._firing.gate
 
+    def enter_gate(self, held: Held) -> None:
+        """Hold the gate of firing for reading until `held` ends."""
+        reading = self.gate.reading()
+        reading.__enter__()
+        held.ends.append(reading.__exit__)
+
     def located(
         self,
         held: Held,
@@ -141,32 +147,19 @@ class PendingEntries:
             if partition is None:
                 continue
             try:
-                found.append(self._in_log(held, partition, log, ledger_id, rows, ids, bodies=bodies, dues=dues))
+                is_read = self._is_read(partition, bodies=bodies, dues=dues)
+                tail = None if is_read else self._tail(partition, log.topic_id, ledger_id)
+                if tail is None:
+                    self._partitions.acquire(partition)
+                    held.ends.append(partial(self._partitions.release, partition))
+                    found.append(self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies))
+                else:
+                    there = [row for row in rows if 0 <= ids[row].entry_id < tail]
+                    found.append(FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there]))
             except DamagedStore:
                 if self._partitions.registered(partition):
                     raise  # else it was deleted meanwhile: all of it had fired
         return found, outcomes
-
-    def _in_log(
-        self,
-        held: Held,
-        partition: Partition,
-        log: ManagedLedger,
-        ledger_id: int,
-        rows: list[int],
-        ids: Sequence[MessageId],
-        *,
-        bodies: bool,
-        dues: bool,
-    ) -> FoundEntries:
-        is_read = self._is_read(partition, bodies=bodies, dues=dues)
-        tail = None if is_read else self._tail(partition, log.topic_id, ledger_id)
-        if tail is not None:
-            there = [row for row in rows if 0 <= ids[row].entry_id < tail]
-            return FoundEntries(partition, ledger_id, there, [ids[row].entry_id for row in there])
-        self._partitions.acquire(partition)
-        held.ends.append(partial(self._partitions.release, partition))
-        return self._existing(partition, log.topic_id, ledger_id, rows, ids, bodies=bodies)
 
     def fetch(
         self,
@@ -220,8 +213,11 @@ class PendingEntries:
         partition_log = partition.log(topic_id)
         tail = 0 if partition_log is None else partition_log.ledger.entries
         wanted = sorted([(ids[row].entry_id, row) for row in rows])
-        kept: list[tuple[int, int, int]] = []
-        conditional, unreadable = BitMap(), list[CorruptEntry]()
+        there: list[int] = []
+        entries: list[int] = []
+        dues: list[int] = []
+        conditional: list[int] = []
+        unreadable: list[CorruptEntry] = []
         read: dict[int, bytes] = {}
         with partition.environment.read() as raw:
             finder, run = RunFinder(raw, partition.name), None
@@ -234,9 +230,11 @@ class PendingEntries:
                     except CorruptEntry:
                         run = None
                 if run is not None:
-                    kept.append((row, entry_id, run.due(entry_id - run.first_entry)))
+                    there.append(row)
+                    entries.append(entry_id)
+                    dues.append(run.due(entry_id - run.first_entry))
                     if run.conditional:
-                        conditional.add(entry_id)
+                        conditional.append(entry_id)
                     if bodies and run.kind == RunKind.MESSAGES:
                         try:
                             body = run.body(entry_id - run.first_entry)
@@ -247,10 +245,10 @@ class PendingEntries:
                                 read[row] = body
         if conditional:
             with self._main.read() as main:
-                conditional -= cancellations.members(main, Table.ADMITTED, ledger_id)
-            kept = [each for each in kept if each[1] not in conditional]
-        rows, entries, dues = map(list, zip(*kept, strict=True) if kept else ((), (), ()))
-        return FoundEntries(partition, ledger_id, rows, entries, dues, read, unreadable)
+                never = BitMap(conditional) - cancellations.members(main, Table.ADMITTED, ledger_id)
+            kept = [at for at, entry_id in enumerate(entries) if entry_id not in never]
+            there, entries, dues = ([column[at] for at in kept] for column in (there, entries, dues))
+        return FoundEntries(partition, ledger_id, there, entries, dues, read, unreadable)
 
     def states(self, topic_id: int, logs: Sequence[FoundEntries], outcomes: Sequence[Outcome]) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for an entry that it would cancel. Changes nothing."""
@@ -304,33 +302,38 @@ class PendingEntries:
             for row in found.rows:
                 outcomes[row] = Outcome.UNKNOWN
             return
+        rows, entries, dues = found.rows, found.entries, found.dues
         fired = self._fired(transaction.get, topic_id, found)
         known = cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id) if fired else _NONE
-        wanted = BitMap(found.entries) - fired if fired else BitMap(found.entries)
+        wanted = BitMap(entries) - fired if fired else BitMap(entries)
         fresh = cancellations.add(transaction, Table.CANCELLED, found.ledger_id, wanted)
-        unused = fresh.copy()
-        for row, entry_id in zip(found.rows, found.entries, strict=True):
-            if entry_id in fired:
-                outcomes[row] = Outcome.ALREADY_CANCELLED if entry_id in known else Outcome.FIRED
-            elif entry_id in unused:
+        unused = set(fresh)
+        for row, entry_id in zip(rows, entries, strict=True):
+            if entry_id in unused:
                 outcomes[row] = Outcome.CANCELLED
                 unused.remove(entry_id)  # the same id again in one request is cancelled already
+            elif entry_id in fired and entry_id not in known:
+                outcomes[row] = Outcome.FIRED
             else:
                 outcomes[row] = Outcome.ALREADY_CANCELLED
         if fresh:
-            transaction.after_commit(partial(self._withdraw, topic_id, found, fresh))
-
-    def _withdraw(self, topic_id: int, found: FoundEntries, cancelled: BitMap) -> None:
-        dues = dict(zip(found.entries, found.dues, strict=True)) if found.dues else {}
-        known = {entry_id: dues[entry_id] for entry_id in cancelled} if dues else None
-        self._firing.withdraw(found.partition.start_ms, topic_id, cancelled, known)
+            known_dues = (
+                {entry: due for entry, due in zip(entries, dues, strict=True) if entry in fresh} if dues else None
+            )
+            withdraw = partial(self._firing.withdraw, found.partition.start_ms, topic_id, fresh, known_dues)
+            transaction.after_commit(withdraw)
 
     # -- before the transaction ----------------------------------------------------------------------
 
     def appending(self, held: Held, new: Successors, now_ms: int) -> Append:
         """A function that appends: to partitions, under leases, to the main log those whose time has come."""
         topic_id = new.log.topic_id
-        direct = [row for row in new.bodies if new.dues[row] <= now_ms]
+        direct: list[int] = []
+        by_start: dict[int, list[int]] = {}
+        for row in new.bodies:
+            due_ms = new.dues[row]
+            of_place = direct if due_ms <= now_ms else by_start.setdefault(partition_start(due_ms, self._span_ms), [])
+            of_place.append(row)
         logs: list[tuple[Partition, PartitionLog, list[int]]] = []
 
         def append(
@@ -349,7 +352,7 @@ class PendingEntries:
                 placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in zip(some, ids, strict=True)}
             return placed
 
-        for start_ms, of_start in sorted(self._by_start(new, now_ms).items()):
+        for start_ms, of_start in sorted(by_start.items()):
             partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
             if partition is None:
                 raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
@@ -389,20 +392,12 @@ class PendingEntries:
             transaction.after_commit(partial(self._firing.admitted, new.log.topic_id, pending))
         return first
 
-    def are_new(self, new: Successors, now_ms: int) -> bool:
-        """True where `appending` would make a partition, or take an id for a log."""
-        for start_ms in self._by_start(new, now_ms):
-            partition = self._partitions.get(start_ms)
-            if partition is None or partition.known_log(new.log.topic_id) is None:
-                return True
-        return False
-
-    def _by_start(self, new: Successors, now_ms: int) -> dict[int, list[int]]:
-        by_start: dict[int, list[int]] = {}
-        for row in new.bodies:
-            if new.dues[row] > now_ms:
-                by_start.setdefault(partition_start(new.dues[row], self._span_ms), []).append(row)
-        return by_start
+    def is_new(self, topic_id: int, due_ms: int, now_ms: int) -> bool:
+        """True where `appending` a message due then would make a partition, or take an id for a log."""
+        if due_ms <= now_ms:
+            return False
+        partition = self._partitions.get(partition_start(due_ms, self._span_ms))
+        return partition is None or partition.known_log(topic_id) is None
 
 
 def _gone(get: Get, found: FoundEntries) -> bool:

@@ -63,7 +63,7 @@ class Withdrawals:
         topic has no such message, or none any more.
         """
         self._entries.fetch(log, ids, known, bodies=keyed)
-        held.enter(self._entries.gate.reading())
+        self._entries.enter_gate(held)
         logs, outcomes = self._entries.located(held, log, ids, known, bodies=keyed)
         # a key whose message cannot be read holds no more once that is cancelled, recorded or not
         keys = _keys(_bodies(logs)) if keyed else {}
@@ -85,14 +85,14 @@ class Withdrawals:
         """Return the outcomes that `cancel` would give, None for a message that it would cancel. Changes nothing."""
         self._entries.fetch(log, ids, known)
         with Held() as held:
-            held.enter(self._entries.gate.reading())
+            self._entries.enter_gate(held)
             return self._entries.states(log.topic_id, *self._entries.located(held, log, ids, known))
 
     def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
         """Where the marker of a message of a partition log is; None: it has not fired, was cancelled, or is gone."""
         self._entries.fetch(log, [message_id], dues=True)
         with Held() as held:
-            held.enter(self._entries.gate.reading())
+            self._entries.enter_gate(held)
             logs, _ = self._entries.located(held, log, [message_id], dues=True)
             fired = self._entries.fired(log.topic_id, logs)
         if fired is None:
@@ -105,27 +105,27 @@ class Withdrawals:
         held: Held,
         log: ManagedLedger,
         ids: Sequence[MessageId],
-        dues: Sequence[int],
+        due_ms: int,
         told: Callable[[int], object],
     ) -> Work[list[MessageId | None]]:
-        """The unit of work that gives messages of a topic new due times (epoch ms). Written before `held` ends.
+        """The unit of work that gives messages of a topic a new due time (epoch ms). Written before `held` ends.
 
         Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
         told: hears then how many were moved. Raises CorruptEntry (a body cannot be read).
         """
         self._entries.fetch(log, ids, bodies=True)
-        held.enter(self._entries.gate.reading())
+        self._entries.enter_gate(held)
         logs, outcomes = self._entries.located(held, log, ids, bodies=True)
         now_ms = self._clock.now_ms()
         for found in logs:
             if found.unreadable:
                 raise found.unreadable[0]
-        new = Successors(log, ids, [max(due_ms, now_ms) for due_ms in dues], _bodies(logs))
-        if self._entries.are_new(new, now_ms):
+        due_ms, bodies = max(due_ms, now_ms), _bodies(logs)
+        if self._entries.is_new(log.topic_id, due_ms, now_ms):
             states = self._entries.states(log.topic_id, logs, outcomes)  # what is not pending needs none
-            new = new._replace(bodies={row: body for row, body in new.bodies.items() if states[row] is None})
-        keys = _keys(new.bodies)
-        append = self._entries.appending(held, new, now_ms)
+            bodies = {row: body for row, body in bodies.items() if states[row] is None}
+        keys = _keys(bodies)
+        append = self._entries.appending(held, Successors(log, ids, [due_ms] * len(ids), bodies), now_ms)
         held.stored.append(lambda: told(outcomes.count(Outcome.CANCELLED)))
 
         def work(transaction: Transaction) -> list[MessageId | None]:
@@ -149,7 +149,7 @@ class Withdrawals:
         for batch in batches:
             for known, ids in _by_partition(batch).items():
                 self._entries.fetch(batch.log, ids, known)
-        held.enter(self._entries.gate.reading())
+        self._entries.enter_gate(held)
         now_ms = self._clock.now_ms()
         steps = [(batch, self._locate(held, batch), self._appending(held, batch, now_ms)) for batch in batches]
 
@@ -202,8 +202,7 @@ def _bodies(logs: Sequence[FoundEntries]) -> dict[int, bytes]:
 
 
 def _keys(bodies: Mapping[int, bytes]) -> dict[int, str]:
-    found = ((row, dedup_key_of(body)) for row, body in bodies.items())
-    return {row: key for row, key in found if key is not None}
+    return {row: key for row, body in bodies.items() if (key := dedup_key_of(body)) is not None}
 
 
 def _free(transaction: Transaction, key: bytes, old: MessageId) -> None:

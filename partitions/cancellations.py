@@ -6,12 +6,9 @@ were cancelled or replaced. ADMITTED holds the conditional entries whose resched
 is not in it never fires.
 """
 
-from collections.abc import Iterable
-
 from pyroaring import BitMap
 
 from ..store.codec import format as fmt
-from ..store.codec.bits import BitChange
 from ..store.codec.format import Table
 from ..store.env.memtable import Reads
 from ..store.env.transaction import Transaction
@@ -28,34 +25,16 @@ def members(raw: Reads, table: Table, ledger_id: int) -> BitMap:
     return entries
 
 
-def blocks(entries: Iterable[int]) -> dict[int, BitMap]:
-    """Group entries by the block that they lie in."""
-    by_block: dict[int, BitMap] = {}
-    for entry_id in entries:
-        by_block.setdefault(entry_id >> BLOCK_BITS, BitMap()).add(entry_id)
-    return by_block
-
-
 def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap) -> BitMap:
-    """Add entries of a log to `table`; returns those that were not in it before."""
+    """Add entries of a log to `table`; returns those that were not in it before. O(blocks from first to last)."""
     fresh = BitMap()
-    for block, wanted in blocks(entries).items():
-        key = fmt.block_key(table, ledger_id, block)
-        held = transaction.bits(key)
-        new = wanted if wanted.isdisjoint(held) else wanted - held
-        if new:
-            transaction.change_bits(key, BitChange(new, BitMap()), held)
-            fresh = fresh | new if fresh else new
+    if not entries:
+        return fresh
+    first, last = entries.min() >> BLOCK_BITS, entries.max() >> BLOCK_BITS
+    for block in range(first, last + 1):
+        of_block = entries if first == last else entries & BitMap(range(block << BLOCK_BITS, block + 1 << BLOCK_BITS))
+        fresh |= transaction.unite(fmt.block_key(table, ledger_id, block), of_block)
     return fresh
-
-
-def add_range(transaction: Transaction, table: Table, ledger_id: int, first: int, limit: int) -> None:
-    """Add the entries [first, limit) of a log to `table`, none of which is in it. O(blocks)."""
-    for block in range(first >> BLOCK_BITS, (limit - 1 >> BLOCK_BITS) + 1):
-        new = BitMap()
-        new.add_range(max(first, block << BLOCK_BITS), min(limit, block + 1 << BLOCK_BITS))
-        key = fmt.block_key(table, ledger_id, block)
-        transaction.change_bits(key, BitChange(new, BitMap()), transaction.bits(key))
 
 
 def remove_log(transaction: Transaction, ledger_id: int) -> None:

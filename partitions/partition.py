@@ -250,6 +250,11 @@ class Partition:
         log = self._logs.get(topic_id)
         return log if log is not None and log.registered else None
 
+    def knows(self, topic_id: int, ledger_id: int) -> bool:
+        """Return whether `known_log` is this ledger."""
+        log = self._logs.get(topic_id)
+        return log is not None and log.registered and log.ledger.ledger_id == ledger_id
+
     def logs(self) -> list[PartitionLog]:
         """Every log that has an entry. REQUIRES: a lease. O(logs)."""
         with self.environment.read() as raw:

@@ -399,22 +399,18 @@ class PartitionSet:
 
         Raises DayAway for a partition that is away, but where the rest of it will do (`partial`): nothing is fetched.
         """
-        self._acquire(partition)
-        if partition.away is not None and not partial:
-            self.release(partition)
-            raise DayAway(partition.path, "is away, and was not fetched")
-
-    def _acquire(self, partition: Partition) -> None:
         with self._lock:
             if self._open.closed:
                 raise ClosedError("store")
             if self._partitions.get(partition.start_ms) is not partition or partition.state is PartitionState.DELETING:
                 raise DamagedStore(partition.path, "was deleted")
             partition.leases += 1
-            if self._open.use(partition):
-                return
+            is_open = self._open.use(partition)
         try:
-            self._open.open(partition)
+            if not is_open:
+                self._open.open(partition)
+            if partition.away is not None and not partial:
+                raise DayAway(partition.path, "is away, and was not fetched")
         except BaseException:
             self.release(partition)
             raise

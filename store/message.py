@@ -238,7 +238,13 @@ def resolve_due_ms(message: Message, now_ms: int, *, allow_past: bool = False) -
     ``now_ms`` is what deliver_after counts from, ``allow_past`` as in `due_at_ms`. Raises InvalidMessage naming
     ``deliver_at`` or ``deliver_after``.
     """
-    at, after = message.deliver_at, message.deliver_after
+    return asked_due_ms(message.deliver_at, message.deliver_after, now_ms, allow_past=allow_past)
+
+
+def asked_due_ms(
+    at: int | datetime | None, after: float | timedelta | None, now_ms: int, *, allow_past: bool
+) -> int | None:
+    """The due time of `resolve_due_ms` for its `deliver_at` and `deliver_after`."""
     if at is not None:
         if after is not None:
             raise InvalidMessage("deliver_after", after, f"deliver_at={at!r} is given too: one of the two")

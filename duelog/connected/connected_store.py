@@ -334,7 +334,7 @@ class ConnectedTransaction(Transaction):
                 result._lost = error
             return
         for result, value in zip(self._results, values, strict=True):
-            result._values.append(value)
+            result._store(value)
 
     def __repr__(self) -> str:
         return f"<Transaction of {self._store_asked!r}{', ended' if self._ended else ''}>"

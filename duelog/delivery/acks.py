@@ -89,11 +89,10 @@ class AckSet:
 
     def copy(self) -> "AckSet":
         """An independent set that is equal, and has the same changes to write. O(bytes of the bitmaps)."""
-        other = AckSet(self._mark_delete)
+        other = AckSet.__new__(AckSet)
+        other._mark_delete, other._mark_dirty = self._mark_delete, self._mark_dirty
         other._acked = {ledger_id: entries.copy() for ledger_id, entries in self._acked.items()}
-        other._stored = self._stored.copy()
-        other._dirty |= self._dirty
-        other._mark_dirty = self._mark_dirty
+        other._stored, other._dirty = self._stored.copy(), self._dirty.copy()
         return other
 
     # -- asking --------------------------------------------------------------------------------

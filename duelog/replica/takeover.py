@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pyroaring import BitMap
+
 from duelog.engine import Engine
 from duelog.partitions import cancellations
 from duelog.partitions.partition import Partition
@@ -71,7 +73,7 @@ def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatc
                 continue
             tail = partition.end_of(rows, log)
             last = tail + ENTRIES
-            cancellations.add_range(group.main, Table.CANCELLED, log.ledger_id, tail, last + 1)
+            cancellations.add(group.main, Table.CANCELLED, log.ledger_id, BitMap(range(tail, last + 1)))
             counter = fmt.counter_key(f"{catalog.PASSED_OVER}{log.ledger_id}")
             before = fmt.unpack_u64(passed[counter]) if counter in passed else 0
             rows.put(counter, fmt.pack_u64(before + ENTRIES + 1))

@@ -176,14 +176,14 @@ class DelayPolicies:
             return None
         return effective.replicated
 
-    def apply_one(self, topic: TopicName, due_ms: int, now_ms: int) -> tuple[int, bool]:
+    def apply_one(self, topic: TopicName, due_ms: int, now_ms: int, count: int = 1) -> tuple[int, bool]:
         """(the due time that the policies in force ask for, whether it is `overridden`) of one message.
 
-        Raises DelayTooLong.
+        count: of several that ask for the same. Raises DelayTooLong.
         """
-        if not self._any:
+        if not self._any or not count:
             return due_ms, False
-        batch = EncodedBatch(np.array([due_ms], dtype=np.int64), np.array([due_ms > now_ms]), [b""])
+        batch = EncodedBatch(np.full(count, due_ms, dtype=np.int64), np.full(count, due_ms > now_ms), [])
         self.apply(topic, batch, now_ms)
         return int(batch.dues[0]), batch.overridden is not None and bool(batch.overridden[0])
 

@@ -23,7 +23,7 @@ from duelog.store.env.transaction import Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
 from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
-from duelog.store.message import AnyId, Dedup, Message, id_of, resolve_due_ms
+from duelog.store.message import AnyId, Dedup, Message, asked_due_ms, id_of
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds, Position
 
@@ -318,19 +318,16 @@ class TopicWithdrawals:
         allow_past: bool,
     ) -> Work[list[MessageId | None]]:
         """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
-        times = Message(b"", deliver_at=deliver_at, deliver_after=deliver_after)
-        asked = resolve_due_ms(times, now_ms, allow_past=allow_past)
-        due_ms = now_ms if asked is None else asked
+        asked = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
         ids = _checked(message_ids)
-        batch = EncodedBatch(np.full(len(ids), due_ms, dtype=np.int64), np.full(len(ids), due_ms > now_ms), [])
-        self._policies.apply(topic.name, batch, now_ms)
-        overridden = batch.overridden is not None and bool(batch.overridden.all())  # they ask for one time
+        due_ms = now_ms if asked is None else asked
+        due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
 
         def told(count: int) -> None:
             tell(self._listeners, StoreListener.rescheduled, topic.name, count)
             self._policies.stored(topic.name, count if overridden else 0)
 
-        return self._withdrawals.rescheduling(held, topic.log, ids, batch.dues.tolist(), told)
+        return self._withdrawals.rescheduling(held, topic.log, ids, due_ms, told)
 
     def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
         """Make a message due now, whatever the delay policies. Returns its new id."""
@@ -339,7 +336,7 @@ class TopicWithdrawals:
             tell(self._listeners, StoreListener.rescheduled, topic.name, count)
 
         with Held() as held:
-            work = self._withdrawals.rescheduling(held, topic.log, _checked([message_id]), [now_ms], told)
+            work = self._withdrawals.rescheduling(held, topic.log, _checked([message_id]), now_ms, told)
             return self._main.write(work)[0]
 
     def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:

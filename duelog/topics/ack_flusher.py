@@ -3,15 +3,15 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from pyroaring import BitMap
 
-from duelog.delivery.acks import AckSet
+from duelog.delivery.acks import AckChanges, AckSet
+from duelog.delivery.attempt_counts import Blocks
 from duelog.delivery.delivery_log import DeliveryLog
 from duelog.store.clock import Clock
 from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Transaction, Work
+from duelog.store.env.transaction import Transaction
 from duelog.store.files.failpoints import reach
 
 from .topic_list import TrimAgenda
@@ -79,7 +79,7 @@ class AckFlusher:
             self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
     def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState, count: int = 0) -> None:
-        """A group has written acknowledgements (`acknowledging`): see to their attempts, and that ledgers are trimmed.
+        """A group has written acknowledgements (`acknowledge`): see to their attempts, and that ledgers are trimmed.
 
         It writes nothing, so that what is stored is not told as an error: the tick does. count: of consumers'.
         """
@@ -105,7 +105,7 @@ class AckFlusher:
             def work(transaction: Transaction, start: int = start) -> None:
                 for subscription in dirty[start : start + _SUBSCRIPTIONS_A_GROUP]:
                     if subscription.changed:
-                        _StagedAcks.of(subscription, transaction)
+                        transaction.stage(subscription, _StagedAcks).write(transaction)
 
             try:
                 self._main.write(work, makes_space=True)
@@ -130,10 +130,9 @@ class AckFlusher:
         if not acknowledged:
             return 0
         reach("acks.before")
-        unit = self.acknowledging(acknowledged)
 
         def counted(transaction: Transaction) -> int:
-            fresh = unit(transaction)
+            fresh = [self.acknowledge(transaction, *each) for each in acknowledged]
             work(transaction, fresh)
             return sum(len(each) for of_one in fresh for each in of_one.values())
 
@@ -143,37 +142,44 @@ class AckFlusher:
         return count
 
     @staticmethod
-    def acknowledging(acknowledged: Sequence[Acknowledged]) -> Work[Sequence[Mapping[int, BitMap]]]:
-        """The unit of work that acknowledges entries, and gives those that it alone acknowledges."""
+    def acknowledge(
+        transaction: Transaction, topic: TopicState, subscription: SubscriptionState, entries: Mapping[int, BitMap]
+    ) -> Mapping[int, BitMap]:
+        """Acknowledge entries in a unit of work; those that it alone acknowledges. Memory hears of it with its group.
 
-        def unit(transaction: Transaction) -> Sequence[Mapping[int, BitMap]]:
-            return [
-                _StagedAcks.of(subscription, transaction).acknowledge(transaction, topic, entries)
-                for topic, subscription, entries in acknowledged
-            ]
-
-        return unit
+        `acknowledged_in_group` follows.
+        """
+        staged = transaction.stage(subscription, _StagedAcks)
+        staged.write(transaction)
+        return staged.acknowledge(transaction, topic, entries)
 
 
 class _StagedAcks:
     """The acknowledgements of a subscription as a group leaves them. For the leader."""
 
-    def __init__(self, subscription: SubscriptionState, transaction: Transaction) -> None:
-        """Write what has changed in memory."""
+    __slots__ = ("_acknowledged", "_attempts", "_changes", "_copy", "_is_written", "_subscription")
+
+    def __init__(self, subscription: SubscriptionState) -> None:
         self._subscription = subscription
-        with subscription.lock:
-            self._changes = [subscription.acks.changes()] if subscription.acks.changed else []
-            self._attempts = subscription.attempts.changes()
+        self._is_written = False
+        self._changes: list[AckChanges] = []
+        self._attempts: Blocks = {}
         self._copy: AckSet | None = None
         """Those of memory, and those that the group acknowledges."""
         self._acknowledged: list[tuple[TopicState, Mapping[int, BitMap]]] = []
+
+    def write(self, transaction: Transaction) -> None:
+        """Write what has changed in memory, once: it is all that was acknowledged before a request was queued."""
+        if self._is_written:
+            return
+        self._is_written, subscription = True, self._subscription
+        with subscription.lock:
+            if subscription.acks.changed:
+                self._changes.append(subscription.acks.changes())
+            if subscription.attempts.changed:
+                self._attempts = subscription.attempts.changes()
         if self._changes or self._attempts:
             subscription.write_changes(transaction, self._changes, self._attempts)
-
-    @classmethod
-    def of(cls, subscription: SubscriptionState, transaction: Transaction) -> Self:
-        """The one of the group, which has all that was acknowledged before a request of the group was queued."""
-        return transaction.stage(subscription, lambda state: cls(state, transaction))
 
     def acknowledge(
         self, transaction: Transaction, topic: TopicState, entries: Mapping[int, BitMap]
@@ -184,12 +190,13 @@ class _StagedAcks:
                 self._copy = self._subscription.acks.copy()
             for changes in self._changes:
                 self._copy.wrote(changes)
-        acks = self._copy
-        fresh = {ledger: acks.unacked_of(ledger, each) for ledger, each in entries.items()}
+        acks, fresh = self._copy, {}
         for ledger_id, of_ledger in entries.items():
+            fresh[ledger_id] = acks.unacked_of(ledger_id, of_ledger)
             acks.ack(ledger_id, of_ledger, topic.log)
-        self._changes.append(acks.take_changes())
-        self._subscription.write_changes(transaction, self._changes[-1:])
+        changes = acks.take_changes()
+        self._changes.append(changes)
+        self._subscription.write_changes(transaction, (changes,))
         self._acknowledged.append((topic, entries))
         return fresh
 

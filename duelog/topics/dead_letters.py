@@ -250,7 +250,7 @@ class DeadLetters:
         if not entries:
             return 0
         with Held() as held:
-            held.enter(self._pending.gate.reading())
+            self._pending.enter_gate(held)
             now_ms = self._clock.now_ms()
             due_ms = now_ms + delay_ms
             if due_ms > MAX_DUE_MS:

@@ -219,42 +219,13 @@ class Environment:
 
     # -- reading -------------------------------------------------------------------------------
 
-    @contextmanager
-    def read(self, *, frozen: bool = False) -> Iterator[ReadTransaction]:
-        """Open a read transaction whose values are memoryviews, valid inside the `with` block only.
+    def read(self, *, frozen: bool = False) -> "_Read":
+        """Open a read transaction for a block; its values are memoryviews, valid inside it only.
 
         frozen: rows that come to the log meanwhile are not seen. Keep it short: a reader keeps every page that was
         freed since it began. No `write` inside.
         """
-        unapplied = _NOTHING if self._memtable is None else self._memtable.view  # before the transaction begins
-        look = None if self._follow is None else self._follow()
-        last = None
-        while True:
-            with self._gate.reading():
-                self._check_open()
-                if frozen and look is None and self._memtable is not None:
-                    with self._memtable.publishing:
-                        unapplied, last = self._memtable.view.copy(), self._memtable.publication.position
-                raw = self._begin_read()
-                if raw is not None and last is not None and applied_position(raw) > last:
-                    raw.abort()  # rows were added and applied since the copy was made
-                    continue
-                if raw is not None:
-                    try:
-                        with raw:
-                            if self._superseded and self.is_parked:
-                                raise DayAway(self.path, "went or came as it was read")
-                            if look is not None:
-                                unapplied = look(applied_position(raw))
-                                if self.in_place.is_replaced:  # the log forgets what is applied to the other file
-                                    raise DayAway(self.path, "went and came as it was read")
-                            yield ReadTransaction(raw, unapplied, self._bodies.reader())
-                    except lmdb.Error as error:
-                        raise explain(self.path, error) from error
-                    return
-            if self._gate.held:
-                raise BrokenInvariant(f"{self.name}: the map has to grow for a read inside a read")
-            self._follow_growth()
+        return _Read(self, frozen)
 
     def _begin_read(self) -> lmdb.Transaction | None:
         """Begin a read transaction; None where the writing process has grown the file past this process's map."""
@@ -629,6 +600,55 @@ class Environment:
                 self._env.close()
                 self._bodies.forget()
                 self._released = True
+
+
+class _Read:
+    """A block with a read transaction of an environment (`Environment.read`), in place of a generator."""
+
+    __slots__ = ("_environment", "_frozen", "_inside", "_raw")
+
+    def __init__(self, environment: Environment, frozen: bool) -> None:
+        self._environment = environment
+        self._frozen = frozen
+        self._inside = environment._gate.reading()
+        self._raw: lmdb.Transaction | None = None
+
+    def __enter__(self) -> ReadTransaction:
+        environment, memtable = self._environment, self._environment._memtable
+        unapplied = _NOTHING if memtable is None else memtable.view  # before the transaction begins
+        look = None if environment._follow is None else environment._follow()
+        last = None
+        while True:
+            self._inside.__enter__()
+            try:
+                environment._check_open()
+                if self._frozen and look is None and memtable is not None:
+                    with memtable.publishing:
+                        unapplied, last = memtable.view.copy(), memtable.publication.position
+                self._raw = raw = environment._begin_read()
+                if raw is not None and (last is None or applied_position(raw) <= last):
+                    if environment._superseded and environment.is_parked:
+                        raise DayAway(environment.path, "went or came as it was read")
+                    if look is not None:
+                        unapplied = look(applied_position(raw))
+                        if environment.in_place.is_replaced:  # the log forgets what is applied to the other file
+                            raise DayAway(environment.path, "went and came as it was read")
+                    return ReadTransaction(raw, unapplied, environment._bodies.reader())
+            except BaseException as error:
+                self.__exit__(None, error)
+                raise
+            self.__exit__()  # rows were added and applied since the copy was made, or the map has to grow
+            if raw is None:
+                if environment._gate.held:
+                    raise BrokenInvariant(f"{environment.name}: the map has to grow for a read inside a read")
+                environment._follow_growth()
+
+    def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
+        if self._raw is not None:
+            self._raw.abort()
+        self._inside.__exit__()
+        if isinstance(error, lmdb.Error):
+            raise explain(self._environment.path, error) from error
 
 
 def _open_lmdb(

@@ -104,10 +104,12 @@ class Records:
     Keys are sorted by the scan that comes next, not by who adds them: most tables are never scanned.
     """
 
-    __slots__ = ("_entries", "_keys", "_sorting", "_unsorted")
+    __slots__ = ("_entries", "_keys", "_sorting", "_unsorted", "get")
 
     def __init__(self, entries: Iterable[tuple[bytes, Entry]] = ()) -> None:
         self._entries = dict(entries)
+        self.get: Callable[[bytes, Entry], Entry] = self._entries.get
+        """Gives the unapplied part of a record, or what stands for none."""
         self._keys: SortedSet[bytes] | None = None
         """None: none are sorted, or who sorted them was interrupted."""
         self._unsorted: deque[bytes] = deque()
@@ -130,10 +132,6 @@ class Records:
         """
         self._unsorted.extend([key for key in entries if key not in self._entries])
         self._entries.update(entries)
-
-    def get(self, key: bytes, default: Entry) -> Entry:
-        """The unapplied part of a record; `default`: there is none."""
-        return self._entries.get(key, default)
 
     def items(self) -> list[tuple[bytes, Entry]]:
         """List all, in no order."""

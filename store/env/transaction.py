@@ -71,12 +71,15 @@ class Transaction(Staging, ABC):
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
 
-    def bits(self, key: bytes) -> Bits:
-        """Read the members of a record that is a bitmap; they are not to be changed. Raises CorruptRecord."""
-        return bits_of(key, self.get(key))
+    def unite(self, key: bytes, members: Bits) -> Bits:
+        """Unite a record that is a bitmap with members; those that it had not. Raises CorruptRecord."""
+        fresh = members - bits_of(key, self.get(key))
+        if fresh:
+            self.change_bits(key, BitChange(fresh, bits_of(key, None)))
+        return fresh
 
-    def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
-        """Change a record that is a bitmap; `before`: its members, where they were read."""
+    def change_bits(self, key: bytes, change: BitChange) -> None:
+        """Change a record that is a bitmap."""
         fields = change.fields(key, self.get(key))
         if fields is None:
             self.delete(key)

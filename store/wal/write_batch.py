@@ -71,36 +71,36 @@ class EnvironmentBatch(Transaction):
         entry = self._entry(key)  # without a read, where that is all
         return self.raw.fields(key) if entry is ABSENT or isinstance(entry, BitChange) else entry
 
-    def bits(self, key: bytes) -> Bits:
-        """Read the members of a record that is a bitmap."""
-        entry = self._entry(key)
-        return entry.united if isinstance(entry, BitChange) and entry.whole else bits_of(key, self.get(key))
-
     def put(self, key: bytes, fields: bytes) -> None:
         """Store a small record, replacing what is there."""
-        self._change(RowKind.RECORD, key, fields, fields)
+        self.records[key] = fields
+        self._group.add_row(RowKind.RECORD, self.start_ms, key, fields)
 
     def delete(self, key: bytes) -> bool:
         """Remove a small record; False when it is not there."""
         if self.raw.get(key) is None:
             return False
-        self._change(RowKind.DELETE, key, None, b"")
+        self.records[key] = None
+        self._group.add_row(RowKind.DELETE, self.start_ms, key, b"")
         return True
 
-    def change_bits(self, key: bytes, change: BitChange, before: Bits | None = None) -> None:
+    def change_bits(self, key: bytes, change: BitChange) -> None:
         """Change a record that is a bitmap, by rows that say which members."""
-        if before is None:
-            entry = changed(key, self._entry(key), change)
-        else:
-            entry = BitChange(change.members(before), bits_of(key, None), whole=True)
+        self.records[key] = changed(key, self._entry(key), change)
         if change.taken:
-            self._change(RowKind.SUBTRACT, key, entry, change.taken.serialize())
+            self._group.add_row(RowKind.SUBTRACT, self.start_ms, key, change.taken.serialize())
         if change.united:
-            self._change(RowKind.UNITE, key, entry, change.united.serialize())
+            self._group.add_row(RowKind.UNITE, self.start_ms, key, change.united.serialize())
 
-    def _change(self, kind: RowKind, key: bytes, entry: Entry, value: bytes) -> None:
-        self.records[key] = entry
-        self._group.add_row(kind, self.start_ms, key, value)
+    def unite(self, key: bytes, members: Bits) -> Bits:
+        """Unite a record that is a bitmap with members; those that it had not."""
+        entry = self._entry(key)
+        before = entry.united if isinstance(entry, BitChange) and entry.whole else bits_of(key, self.get(key))
+        fresh = members if members.isdisjoint(before) else members - before
+        if fresh:
+            self.records[key] = BitChange(before | fresh, bits_of(key, None), True)
+            self._group.add_row(RowKind.UNITE, self.start_ms, key, fresh.serialize())
+        return fresh
 
     def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
         """Store a run of `count` entries under a key that must be new."""
@@ -143,8 +143,7 @@ class WriteBatch(Staging):
         self._parts: list[Buffer] = []
         """The rows as they are written."""
         self._row_count = 0
-        self.weight = 0
-        """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
+        self._more_weight = 0
         self.bodies: dict[str, StagedBodies] = {}
         """By body file, what is appended to it before the group."""
         self.spread = 0
@@ -175,14 +174,18 @@ class WriteBatch(Staging):
         """Add a row of one environment."""
         self._parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
         self._row_count += 1
-        self.weight += 1
+
+    @property
+    def weight(self) -> int:
+        """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
+        return self._row_count + self._more_weight
 
     def add_batch(self, batch: ScatteredBatch, memtables: Iterable[Memtable]) -> None:
         """Store a batch of messages for several logs as one row; `memtables`: of each of its logs."""
         self.add_row(RowKind.BATCH, SEVERAL, b"", batch.value)
         self.runs += zip(memtables, batch.ledger_ids, repeat(batch))
         self.entries += sum(batch.counts)
-        self.weight += len(batch.counts) // 2
+        self._more_weight += len(batch.counts) // 2
 
     @property
     def content(self) -> GroupContent:
