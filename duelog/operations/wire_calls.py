@@ -97,6 +97,8 @@ class Service:
         self.log = LimitedLog(_log)
         self.producers = Counter[tuple[str, str]]()
         """Connections by the topics and names under which they have numbered what they sent."""
+        self.leaving: set[threading.Event] = set()
+        """One for each client that has gone and whose consumers the pool has not detached yet; set once it has."""
 
     def send(self, item: Outgoing) -> bool:
         """Have a message written at the end of the turn; False: there is no capacity. Of the thread."""
@@ -318,13 +320,23 @@ class WireCalls:
             service.loop.at(time.monotonic() + FORGET_S, lambda: service.forget(producers))
         failed = not service.closing  # what they hold counts as failed, but where the store is closed in order
 
+        left = threading.Event()
+
         def leave() -> None:
-            for consumer in consumers:
-                with suppress(DuelogError):  # of a store that has failed, or is closed
-                    consumer.detach(failed=failed)
+            try:
+                for consumer in consumers:
+                    with suppress(DuelogError):  # of a store that has failed, or is closed
+                        consumer.detach(failed=failed)
+            finally:
+                service.leaving.discard(left)
+                left.set()
             ended()
 
-        service.loop.pool.submit(leave) if consumers else leave()
+        if consumers:
+            service.leaving.add(left)
+            service.loop.pool.submit(leave)
+        else:
+            leave()
 
     def in_thread_or_pool(self, subscription: Subscription, work: Callable[[], None]) -> None:
         """Do what looks at messages: here, or where that may wait for a disk in the pool."""
@@ -575,8 +587,11 @@ class WireCalls:
 
     def _subscribe(self, number: int, target: Any, arguments: Any, named: Any, *, method: str) -> bool:
         """Attach a consumer, which the client knows by the number that it gives: [number, ...]."""
+        leaving = list(self.service.leaving)
 
         def attach() -> list[object]:
+            for left in leaving:  # the pool came to it before; it may be the client's own, of the connection before
+                left.wait()
             key, *rest = arguments or [None]
             if not isinstance(key, int) or key in self.consumers or len(self.consumers) >= MOST_CONSUMERS:
                 raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")

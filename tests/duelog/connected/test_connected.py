@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -543,6 +544,30 @@ def test_a_subscription_closes_quietly_where_nobody_serves_any_more(tmp_path: Pa
         consumer.ack(message)
     consumer.close()
     assert consumer.closed
+
+
+def test_a_subscription_goes_on_by_a_new_connection_though_the_one_before_is_given_up_late(
+    store: DelayedStore, connected: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exclusive one was refused, as its own consumer of before had it still, and closed itself."""
+    detach, subscribe, asked = wire_calls._Consumer.detach, wire_calls.WireCalls._subscribe, threading.Event()
+
+    def late(consumer: Any, **named: Any) -> None:
+        assert asked.wait(20)
+        threading.Event().wait(0.1)  # the pool comes to the new one meanwhile
+        detach(consumer, **named)
+
+    def again(calls: Any, *arguments: Any, **named: Any) -> bool:
+        begun = subscribe(calls, *arguments, **named)
+        asked.set()
+        return begun
+
+    consumer = connected.topic("t").subscribe("s")
+    monkeypatch.setattr(wire_calls._Consumer, "detach", late)
+    monkeypatch.setitem(wire_calls._QUICK, "Topic.subscribe", partial(again, method="Topic.subscribe"))
+    connected._connection._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    store.topic("t").send(b"x")
+    assert [message.payload for message in consumer.receive(timeout=20)] == [b"x"]
 
 
 def test_closing_a_subscription_tells_that_acknowledgements_on_their_way_failed(
