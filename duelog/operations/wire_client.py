@@ -271,7 +271,7 @@ class Connection:
         self.check_process()
         number = next(self._numbers)
         others: list[Any] = []
-        frame = framed(*wire_values.request(number, name, list(target), arguments, dict(named or {}), others))
+        frame = wire_values.request(number, name, list(target), arguments, dict(named or {}), others)
         size = len(frame) - HEAD.size
         if size > (most := self.facts.get("most_frame_bytes", size)):
             raise InvalidArgument("arguments", size, f"{name}: a request has at most {most} bytes")

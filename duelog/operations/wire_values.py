@@ -145,14 +145,18 @@ def columns(value: Any, others: list[Any] | None = None) -> Any:
 
 def request(
     number: int, name: str, target: object, arguments: Sequence[Any], named: object, others: list[Any]
-) -> list[bytes]:
-    """Write a request, in pieces: payloads are not copied."""
+) -> bytes:
+    """Write the frame of a request; payloads are copied once."""
     if len(arguments) == 1 and type(arguments[0]) is bytes:
-        return [pack([number, name, target, [*arguments], named], others)]
+        return wire.framed(pack([number, name, target, [*arguments], named], others))
     batches = [type(each) in (list, tuple) and len(each) > 1 and set(map(type, each)) for each in arguments]
     if not any(batches):
-        return [pack([number, name, target, [columns(each, others) for each in arguments], named], others)]
-    pieces = [b"\x95", pack(number), pack(name), pack(target, others), _array_head(len(arguments))]
+        written = [columns(each, others) for each in arguments]
+        return wire.framed(pack([number, name, target, written, named], others))
+    head = b"".join((b"\x95", pack(number), pack(name), pack(target, others), _array_head(len(arguments))))
+    if batches == [{bytes}]:
+        return _payload_frame(head, arguments[0], pack(named, others))
+    pieces = [head]
     for each, types in zip(arguments, batches, strict=True):
         if types == {bytes}:
             pieces += _payload_column(each)
@@ -161,7 +165,7 @@ def request(
             pieces += (_LONG_EXTENSION.pack(0xC9, sum(map(len, inner)), MESSAGES), *inner)
         else:
             pieces.append(pack(columns(each, others), others))
-    return [*pieces, pack(named, others)]
+    return wire.framed(*pieces, pack(named, others))
 
 
 def _array_head(count: int) -> bytes:
@@ -169,14 +173,27 @@ def _array_head(count: int) -> bytes:
     return head
 
 
+def _payload_frame(before: bytes, payloads: Sequence[bytes], after: bytes) -> bytes:
+    """The frame of an array of payloads. Those of one size are joined by what stands before each."""
+    if len(set(map(len, payloads))) > 1:
+        return wire.framed(before, *_payload_column(payloads), after)
+    count, size = len(payloads), len(payloads[0])
+    head, before = _payload_head(size), before + _array_head(count)
+    length = len(before) + count * (len(head) + size) + len(after)
+    first, *rest = payloads
+    rest[-1] += after
+    return head.join((b"".join((wire.HEAD.pack(length), before, head, first)), *rest))
+
+
+def _payload_head(size: int) -> bytes:
+    return pack(bytes(size))[: -size or None]
+
+
 def _payload_column(payloads: Sequence[Any]) -> list[bytes]:
     """The pieces of an array of payloads."""
     sizes = list(map(len, payloads))
-    heads = {size: pack(bytes(size))[: -size or None] for size in set(sizes)}
-    pieces = [_array_head(len(payloads))] * (2 * len(payloads) + 1)
-    pieces[1::2] = map(heads.__getitem__, sizes) if len(heads) > 1 else [*heads.values()] * len(payloads)
-    pieces[2::2] = payloads
-    return pieces
+    heads = {size: _payload_head(size) for size in set(sizes)}
+    return [_array_head(len(payloads)), *chain.from_iterable(zip(map(heads.__getitem__, sizes), payloads, strict=True))]
 
 
 def _runs(ids: Sequence[MessageId]) -> list[int]:

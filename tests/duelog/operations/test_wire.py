@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig, SystemClock, Topic
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, InvalidMessage, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
-from duelog.operations import wire_peer, wire_server, wire_values
+from duelog.operations import wire, wire_peer, wire_server, wire_values
 from duelog.operations.json_form import to_json
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
@@ -381,10 +381,12 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
 def test_batches_on_the_wire_are_what_they_were(messages: list[Message]) -> None:
     """Messages as columns, and payloads, whatever their sizes and fields."""
     for sent in (messages, [message.payload for message in messages]):
-        request = wire_values.request(7, "x", ["t"], [sent, 5], {"a": 1}, [])
-        number, name, target, (batch, five), named = wire_values.unpack(b"".join(request))
-        assert (number, name, target, five, named) == (7, "x", ["t"], 5, {"a": 1})
-        assert list(batch) == sent
+        for rest in ([], [5]):
+            frame = wire_values.request(7, "x", ["t"], [sent, *rest], {"a": 1}, [])
+            number, name, target, (batch, *further), named = wire_values.unpack(frame[wire.HEAD.size :])
+            assert wire.HEAD.unpack_from(frame) == (len(frame) - wire.HEAD.size,)
+            assert (number, name, target, further, named) == (7, "x", ["t"], rest, {"a": 1})
+            assert list(batch) == sent
 
 
 @pytest.mark.parametrize("field", ["key", "deliver_after", "dedup_key", "replace"])
