@@ -7,6 +7,7 @@ Values of named classes are made by their constructors, which check them; no oth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
@@ -136,7 +137,9 @@ def columns(value: Any, others: list[Any] | None = None) -> Any:
             if types == {MessageId}:
                 return msgpack.ExtType(IDS, pack(_runs(value)))
             if types == {Message}:
-                return msgpack.ExtType(MESSAGES, b"".join(_message_columns(value, others)))
+                front, rest = _message_columns(value, others)
+                payloads = pack([message.payload for message in value], others)
+                return msgpack.ExtType(MESSAGES, b"".join((front, payloads, rest)))
         return value
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, Sequence)):
         return value if hasattr(value, "tolist") else columns(list(value), others)
@@ -146,54 +149,39 @@ def columns(value: Any, others: list[Any] | None = None) -> Any:
 def request(
     number: int, name: str, target: object, arguments: Sequence[Any], named: object, others: list[Any]
 ) -> bytes:
-    """Write the frame of a request; payloads are copied once."""
-    if len(arguments) == 1 and type(arguments[0]) is bytes:
-        return wire.framed(pack([number, name, target, [*arguments], named], others))
-    batches = [type(each) in (list, tuple) and len(each) > 1 and set(map(type, each)) for each in arguments]
-    if not any(batches):
-        written = [columns(each, others) for each in arguments]
-        return wire.framed(pack([number, name, target, written, named], others))
-    head = b"".join((b"\x95", pack(number), pack(name), pack(target, others), _array_head(len(arguments))))
-    if batches == [{bytes}]:
-        return _payload_frame(head, arguments[0], pack(named, others))
-    pieces = [head]
-    for each, types in zip(arguments, batches, strict=True):
-        if types == {bytes}:
-            pieces += _payload_column(each)
-        elif types == {Message}:
-            inner = _message_columns(each, others)
-            pieces += (_LONG_EXTENSION.pack(0xC9, sum(map(len, inner)), MESSAGES), *inner)
-        else:
-            pieces.append(pack(columns(each, others), others))
-    return wire.framed(*pieces, pack(named, others))
+    """Write the frame of a request; the payloads of a batch are copied once."""
+    if len(arguments) == 1 and type(arguments[0]) in (list, tuple) and len(arguments[0]) > 1:
+        (batch,) = arguments
+        messages = batch if set(map(type, batch)) == {Message} else None
+        payloads = batch if messages is None else [message.payload for message in messages]
+        if set(map(type, payloads)) == {bytes}:
+            head = b"".join((b"\x95", pack(number), pack(name), pack(target, others), b"\x91"))
+            return _batch_frame(head, payloads, messages, pack(named, others), others)
+    is_payload = len(arguments) == 1 and type(arguments[0]) is bytes
+    written = [*arguments] if is_payload else [columns(each, others) for each in arguments]
+    return wire.framed(pack([number, name, target, written, named], others))
 
 
-def _array_head(count: int) -> bytes:
-    head: bytes = msgpack.Packer().pack_array_header(count)
-    return head
-
-
-def _payload_frame(before: bytes, payloads: Sequence[bytes], after: bytes) -> bytes:
-    """The frame of an array of payloads. Those of one size are joined by what stands before each."""
-    if len(set(map(len, payloads))) > 1:
-        return wire.framed(before, *_payload_column(payloads), after)
-    count, size = len(payloads), len(payloads[0])
-    head, before = _payload_head(size), before + _array_head(count)
-    length = len(before) + count * (len(head) + size) + len(after)
-    first, *rest = payloads
-    rest[-1] += after
-    return head.join((b"".join((wire.HEAD.pack(length), before, head, first)), *rest))
-
-
-def _payload_head(size: int) -> bytes:
-    return pack(bytes(size))[: -size or None]
-
-
-def _payload_column(payloads: Sequence[Any]) -> list[bytes]:
-    """The pieces of an array of payloads."""
-    sizes = list(map(len, payloads))
-    heads = {size: _payload_head(size) for size in set(sizes)}
-    return [_array_head(len(payloads)), *chain.from_iterable(zip(map(heads.__getitem__, sizes), payloads, strict=True))]
+def _batch_frame(
+    before: bytes, payloads: Sequence[bytes], messages: Sequence[Message] | None, after: bytes, others: list[Any]
+) -> bytes:
+    """The frame of a request of one batch. messages: whose other columns go with the payloads."""
+    sizes = Counter(map(len, payloads))
+    heads = {size: pack(bytes(size))[: -size or None] for size in sizes}
+    array_head: bytes = msgpack.Packer().pack_array_header(len(payloads))
+    length = len(array_head) + sum(count * (len(heads[size]) + size) for size, count in sizes.items())
+    if messages is not None:
+        front, rest = _message_columns(messages, others)
+        before += _LONG_EXTENSION.pack(0xC9, len(front) + length + len(rest), MESSAGES) + front
+        after = rest + after
+    begin = wire.HEAD.pack(len(before) + length + len(after)) + before + array_head
+    if len(heads) > 1:
+        pieces = chain.from_iterable((heads[len(each)], each) for each in payloads)
+        return b"".join((begin, *pieces, after))
+    (head,) = heads.values()
+    first, *further = payloads
+    further[-1] += after
+    return head.join((begin + head + first, *further))
 
 
 def _runs(ids: Sequence[MessageId]) -> list[int]:
@@ -227,18 +215,15 @@ def _read_ids(data: bytes, _: object) -> list[MessageId]:
     )
 
 
-def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> list[bytes]:
-    """The pieces of the columns of messages."""
+def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> tuple[bytes, bytes]:
+    """What stands before the payloads of messages, and their other columns, which stand behind them."""
     found: dict[str, Any] = {}
     for name, column in zip(_SENT, zip(*map(_FIELDS_OF, messages), strict=True), strict=True):
         if not set(map(type, column)) <= _UNSAID or any(column):
             found[name] = list(column)
-    payloads = [message.payload for message in messages]
-    if set(map(type, payloads)) != {bytes}:
-        return [pack({"payload": payloads, **found}, others)]
     head: bytes = msgpack.Packer().pack_map_header(len(found) + 1)
     rest = (piece for name, column in found.items() for piece in (pack(name), pack(column, others)))
-    return [head, pack("payload"), *_payload_column(payloads), *rest]
+    return head + pack("payload"), b"".join(rest)
 
 
 def payloads_alone(messages: Sequence[object]) -> list[bytes] | None:
