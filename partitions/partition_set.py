@@ -9,7 +9,6 @@ vacant (store/env/vacant.py) until the first commit of its environment makes its
 every open clears, and renamed into place, so that it is complete and durable when it has its name.
 """
 
-import resource
 import threading
 import uuid
 from collections import OrderedDict, deque
@@ -25,7 +24,7 @@ from sortedcontainers import SortedDict
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ..store.codec.run import RunLimits
-from ..store.config import GIB, StoreConfig
+from ..store.config import StoreConfig
 from ..store.env.body_file import body_files
 from ..store.env.environment import Environment
 from ..store.env.memtable import Follow, Memtable, Publication, Reads, refuse_ahead
@@ -42,12 +41,6 @@ from .partition import Partition, partition_path
 _LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
 """Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
 
-
-_LEAST_OPEN, _MOST_OPEN, _DESCRIPTORS_EACH = 64, 1_024, 16
-"""Bounds of the environments that are open at once, and for how many descriptors of the process there is one."""
-
-_ADDRESSES = 16 * 1024 * GIB
-"""Address space of all that are open: an eighth of what a process has."""
 
 _TRIES = 3
 """How often a partition is fetched that is given back before it is used."""
@@ -132,18 +125,6 @@ def build_partition(store: Path, path: Path, info: PartitionInfo) -> None:
 
 Watcher = Callable[[Partition, Environment], None]
 """Callback that hears of each environment that was opened."""
-
-
-def most_open(config: StoreConfig) -> int:
-    """How many environments may be open at once without a lease: what is configured, else what this process may have.
-
-    A day that is looked into again and again is not opened each time then: that takes several times as long as a look.
-    """
-    if config.max_open_partitions is not None:
-        return config.max_open_partitions
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_OPEN if descriptors == resource.RLIM_INFINITY else descriptors // _DESCRIPTORS_EACH
-    return max(_LEAST_OPEN, min(wanted, _MOST_OPEN, _ADDRESSES // config.map_bytes))
 
 
 class OpenEnvironments:
@@ -264,7 +245,7 @@ class PartitionSet:
         """Partitions with append leases, until a group registers them."""
         self.by_ledger: dict[int, Partition] = {}
         """Where logs were found last, by ledger id; a hint, which may be outdated."""
-        self.max_open = most_open(config)
+        self.max_open = config.max_open_partitions
         self._open = OpenEnvironments(self._lock, self.max_open, self._opened)
         self._ledger_numbers = LedgerNumbers(main)
         self._listeners = listeners

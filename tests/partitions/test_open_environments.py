@@ -1,15 +1,13 @@
 """Which logs of a partition are known while its environment is opened and closed."""
 
-import resource
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from duelog import StoreConfig
 from duelog.partitions import partition as partition_module
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.partitions.partition_set import OpenEnvironments, most_open
+from duelog.partitions.partition_set import OpenEnvironments
 from tests.conftest import START_MS, OpenStore, applied
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, send
 
@@ -83,23 +81,3 @@ def test_a_checkpoint_of_more_partitions_than_may_be_open_leaves_open_those_that
         with partitions.lease(first):
             applied(store)
             assert (first.is_open, partitions.open_count()) == (True, left)
-
-
-@pytest.mark.parametrize(
-    ("descriptors", "config", "expected"),
-    [
-        (1_024, StoreConfig(), 64),
-        (256, StoreConfig(), 64),
-        (6_400, StoreConfig(), 400),
-        (1_048_576, StoreConfig(), 1_024),
-        (resource.RLIM_INFINITY, StoreConfig(), 1_024),
-        (6_400, StoreConfig(map_bytes=1 << 40), 64),
-        (6_400, StoreConfig(max_open_partitions=3), 3),
-    ],
-)
-def test_as_many_partitions_stay_open_as_the_descriptors_and_addresses_of_the_process_allow(
-    monkeypatch: pytest.MonkeyPatch, descriptors: int, config: StoreConfig, expected: int
-) -> None:
-    """A sixteenth of the descriptors, and 64 at the least; what is configured counts alone."""
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
-    assert most_open(config) == expected

@@ -50,7 +50,7 @@ DEFAULTS = {
     "ledger_max_age_ms": 4 * 3600 * 1000,
     "snapshot_every_entries": 1_000_000,
     "snapshot_part_bytes": 1024 * 1024,
-    "max_open_partitions": None,
+    "max_open_partitions": 64,
     "map_bytes": 16 * 1024**3,
     "run_entries": 192,
     "run_bytes": 256 * 1024,
@@ -101,7 +101,7 @@ RANGES: dict[str, tuple[int, int]] = {
 }
 
 OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "control",
-            "max_clock_jump_ms", "replica", "lease_ms", "max_local_bytes", "max_open_partitions"}  # fmt: skip
+            "max_clock_jump_ms", "replica", "lease_ms", "max_local_bytes"}  # fmt: skip
 
 
 GOOD: list[tuple[str, object]] = [
