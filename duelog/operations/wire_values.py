@@ -216,7 +216,7 @@ def _read_ids(data: bytes, _: object) -> list[MessageId]:
 
 
 def _message_columns(messages: Sequence[Message], others: list[Any] | None) -> tuple[bytes, bytes]:
-    """What stands before the payloads of messages, and their other columns, which stand behind them."""
+    """Write the beginning of messages as columns, before their payloads, and the other columns, behind them."""
     found: dict[str, Any] = {}
     for name, column in zip(_SENT, zip(*map(_FIELDS_OF, messages), strict=True), strict=True):
         if not set(map(type, column)) <= _UNSAID or any(column):
