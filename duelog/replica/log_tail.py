@@ -3,7 +3,7 @@
 A segment that is applied would be used again. One that has groups to be shipped is put aside in wal/ as NUMBER.kept
 until the tail has passed it (`KeptLog`), where recovery and readers do not look. Body files have a second name in
 wal/bodies/: one that goes with its ledger or its partition stays there until the groups that name it are passed. A
-group is read with the bodies that it names.
+group that is read back is read with the bodies that it names; the last that were appended are in memory with theirs.
 """
 
 import os
@@ -176,7 +176,7 @@ class LogTail:
     def heard(self, group: RawGroup) -> None:
         """Keep a group that was appended, until it is taken or others want the space. For the leader."""
         with self._lock:
-            self._heard_bytes += len(group.content)
+            self._heard_bytes += group.size
             self._heard.append(group)
             if self._heard_bytes > _HEARD_BYTES:
                 self._heard.clear()
@@ -188,7 +188,7 @@ class LogTail:
         with self._lock:
             while self._heard and self._heard[0].position <= place and found is None:
                 group = self._heard.popleft()
-                self._heard_bytes -= len(group.content)
+                self._heard_bytes -= group.size
                 found = group if group.position == place else None
         return found
 
@@ -220,19 +220,16 @@ class LogTail:
         return group
 
     def _with_bodies(self, group: RawGroup) -> RawGroup:
-        """A group with the bodies that it names. Raises LogLost."""
-        if group.apart == 0:
-            return group
+        """A group that was read from the disk with the bodies that it names. Raises LogLost."""
         kept, found = BodyMaps(str(self._directory)).reader(), []
-        for start_ms, run in group.runs_apart():
-            beside = BodyMaps(str(environment_path(self._path, start_ms))).reader()
-            for read in (kept, beside):  # a file without a second name is in its place alone
-                bodies = run.bodies_by(read)
-                if len(bodies) == run.ends()[-1]:
-                    found.append(bodies)
-                    break
-            else:
+        for start_ms, ledger_id, at, length in group.bodies_apart():
+            bodies = kept(ledger_id, at, length)
+            if len(bodies) < length:  # a file without a second name is in its place alone
+                beside = BodyMaps(str(environment_path(self._path, start_ms)))
+                bodies = beside.reader()(ledger_id, at, length)
+            if len(bodies) < length:
                 raise LogLost(f"bodies that group {group.position} of the log names are gone")
+            found.append(bodies)
         return group._replace(bodies=found)
 
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
@@ -243,11 +240,11 @@ class LogTail:
         groups: list[RawGroup] = []
         size = 0
         while self.place < until and size < most_bytes:
-            group = self._from_memory() or self._from_disk()
+            group = self._from_memory() or self._with_bodies(self._from_disk())
             self._passed(group)
             if group.row_count:
-                groups.append(self._with_bodies(group))
-                size += groups[-1].size
+                groups.append(group)
+                size += group.size
         return groups
 
     def rest(self) -> Iterator[RawGroup]:

@@ -272,7 +272,7 @@ class Shipping:
 
     def appended(self, group: RawGroup) -> None:
         """Hear of a group that was appended. For the leader of the WAL writer."""
-        size, tail = len(group.content) + (group.apart or 0), self._tail
+        size, tail = group.size, self._tail
         if tail is not None:
             tail.heard(group)
         self._waiting_bytes += size

@@ -177,7 +177,7 @@ class WalWriter:
             content, weight, position = batch.content, batch.weight, 0
             if weight:
                 size = content.size
-                if size + content.apart > self.largest_group and len(units) > 1:
+                if len(units) > 1 and size + content.apart > self.largest_group:
                     return self._halves(units)
                 if size > self._largest_unit:
                     current = units[0]

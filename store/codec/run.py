@@ -206,6 +206,13 @@ def is_apart(value: Buffer) -> bool:
     return value[4] == APART_VERSION
 
 
+def place_apart(value: Buffer) -> tuple[int, int]:
+    """Byte of the body file at which the bodies of a run begin, and their length. REQUIRES: `is_apart`, verified."""
+    (at,) = _APART.unpack_from(value, len(value) - APART_BYTES)
+    (last_end,) = _LOCATE.unpack_from(value, HEADER_BYTES + 4 * (2 * HEADER.unpack_from(value)[4] - 1))
+    return at, last_end
+
+
 def set_apart(key: bytes, value: Buffer, at: int) -> tuple[bytes, Buffer]:
     """Split the value of a MESSAGES run: one whose bodies begin at byte `at` of the body file, and the bodies."""
     _, _, _, flags, count, _, _, _ = HEADER.unpack_from(value)
@@ -303,16 +310,10 @@ class Run:
         return data[self._at + start : self._at + end]
 
     def _apart(self) -> memoryview:
-        if self._read is None:
+        if self._read is None or self.bodies_at is None:
             raise BrokenInvariant(f"bodies of {self.ledger_id}:{self.first_entry} are asked for without their file")
-        self._data, self._at = self.bodies_by(self._read), 0
+        self._data, self._at = self._read(self.ledger_id, self.bodies_at, int(self.ends()[-1])), 0
         return self._data
-
-    def bodies_by(self, read: ReadBodies) -> memoryview:
-        """The bytes of all bodies in the body file, unverified; fewer where there are fewer."""
-        if self.bodies_at is None:
-            raise BrokenInvariant(f"the bodies of {self.ledger_id}:{self.first_entry} are in the run")
-        return read(self.ledger_id, self.bodies_at, int(self.ends()[-1]))
 
     @property
     def follows(self) -> int:

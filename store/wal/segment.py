@@ -31,7 +31,8 @@ import numpy as np
 
 from ..codec.bodies import Buffer
 from ..codec.checksum import crc32
-from ..codec.run import Run, is_apart
+from ..codec.format import split_run_key
+from ..codec.run import Run, is_apart, place_apart
 from ..errors import BrokenInvariant, DamagedStore, FormatMismatch
 from ..files.system_calls import forget_pages
 from .segment_file import MOST_DIRECT_BYTES, SECTOR, SegmentFile, make_file
@@ -96,12 +97,12 @@ class Row(NamedTuple):
 class GroupContent(NamedTuple):
     """The rows of a group as they are written: how many, and their bytes.
 
-    apart: how many bytes more they would be with the bodies that lie in body files.
+    bodies: those that lie in body files, in the order of the rows.
     """
 
     row_count: int
     content: Buffer
-    apart: int = 0
+    bodies: Sequence[Buffer] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "GroupContent":
@@ -115,6 +116,11 @@ class GroupContent(NamedTuple):
     def size(self) -> int:
         """Upper bound of the bytes that they take in a segment as one group."""
         return _CRC.size + _GROUP.size + SECTOR + len(self.content)
+
+    @property
+    def apart(self) -> int:
+        """How many bytes more they would be with the bodies that lie in body files."""
+        return sum(map(len, self.bodies))
 
     def rows(self) -> Iterator[Row]:
         """Iterate over them, in order."""
@@ -232,13 +238,13 @@ class Segment:
 
         One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
         """
-        row_count, content, apart = rows
+        row_count, content, bodies = rows
         header = _GROUP.pack(self.number, self._sequence, self._flushed, row_count, len(content))
         crc = crc32(content, crc32(header, _seed(self._at, self._store_id)))
         group = b"".join((_CRC.pack(crc), header, content))
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
-        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group, apart)
+        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group, bodies)
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
         if flush and self._flushed == self._sequence:
             self._file.write_through(group, self._at)
@@ -398,15 +404,14 @@ class SegmentFollower:
 class RawGroup(NamedTuple):
     """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes.
 
-    apart: how many bytes of bodies its rows name in body files; None: not known. bodies: those bytes, in the order of
-    the rows, of one that has them with it; as it is read from a log object they follow its own in `content`.
+    bodies: those that its rows name in body files, in the order of the rows, of one that has them with it; as it is
+    read from a log object they follow its own bytes in `content`.
     """
 
     position: int
     at: int
     row_count: int
     content: bytes | memoryview
-    apart: int | None = None
     bodies: Sequence[Buffer] = ()
 
     @property
@@ -418,11 +423,14 @@ class RawGroup(NamedTuple):
         """Return whether its bytes are those that were written; the bodies that it names are not looked at."""
         return self._group(store_id) is not None
 
-    def runs_apart(self) -> Iterator[tuple[int, Run]]:
-        """The runs whose bodies are in body files, each with the start of its partition. Raises CorruptEntry."""
+    def bodies_apart(self) -> Iterator[tuple[int, int, int, int]]:
+        """Where its rows have bodies in body files: (start of the partition, ledger id, byte, length), in their order.
+
+        REQUIRES: it is intact.
+        """
         for row in GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows():
             if row.kind == RowKind.RUN and is_apart(row.value):
-                yield row.start_ms, Run("log", row.key, memoryview(row.value))
+                yield row.start_ms, split_run_key(row.key)[0], *place_apart(row.value)
 
     def whole(self, store_id: bytes, damaged: Callable[[str], object]) -> Group | None:
         """The group that it is, with its bodies in its rows; None: its bytes are not those that were written.

@@ -148,8 +148,8 @@ class WriteBatch(Staging):
         """By body file, what is appended to it before the group."""
         self.spread = 0
         """Bytes of the batch over ledgers that is being appended."""
-        self._apart = 0
-        """Bytes that its rows would be more with those bodies in them."""
+        self._apart: list[Buffer] = []
+        """Those bodies, in the order of its rows."""
         self.entries = 0
         """Entries appended to ledgers."""
         self.runs: list[tuple[Memtable, int, LedgerRow]] = []
@@ -208,7 +208,7 @@ class WriteBatch(Staging):
             staged = self.bodies[path] = StagedBodies(end_of(path))
         short, bodies = set_apart(key, value, staged.end)
         staged.add(bodies)
-        self._apart += len(value) - len(short)
+        self._apart.append(bodies)
         return short
 
     def after_commit(self, callback: Callable[[], object]) -> None:

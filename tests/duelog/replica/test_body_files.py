@@ -14,14 +14,16 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.errors import ReplicaDamaged, ReplicaRefused, StoreFull
-from duelog.replica import manifest
+from duelog.replica import log_tail, manifest
 from duelog.replica.bucket import log_name
 from duelog.replica.log_object import unpack
-from duelog.replica.log_tail import KeptLog
+from duelog.replica.log_tail import KeptLog, LogTail
 from duelog.replica.manifest_files import ManifestFiles
+from duelog.replica.shipping import Shipping
 from duelog.store.config import MIB
 from duelog.store.files.directory import disk_parts, occupied_bytes
 from duelog.store.wal import write_batch
+from duelog.store.wal.segment import RawGroup
 from tests.cleanup.compacting import plan_compaction
 from tests.conftest import OpenStore, applied, present
 from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, restored, ship, shipping_of
@@ -43,6 +45,12 @@ def store(open_store: OpenStore, bucket: FaultyBucket) -> DelayedStore:
     store.topic("t").cancel(store.topic("t").send(b".", deliver_after=7_200))
     ship(applied(store))
     return store
+
+
+@pytest.fixture(autouse=True)
+def read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no group be in memory when it is shipped, so that its bodies are read from their files."""
+    monkeypatch.setattr(log_tail, "_HEARD_BYTES", 0)
 
 
 def send(store: DelayedStore) -> int:
@@ -129,6 +137,40 @@ def test_bodies_are_written_once_and_shipped_in_their_groups(
     assert b"".join(bytes(raw.content) for raw in log_of(bucket)[-1].raw).count(LARGE[3]) == 2
     assert of_copy(bucket, tmp_path / "restored", clock.now_ms()) == SENT
     assert not list((tmp_path / "restored").rglob("*.bodies"))
+
+
+def test_a_group_has_the_same_bodies_from_memory_as_from_their_files(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer hands on those of several files in the order of its rows, which say where they are after a restart."""
+    groups, heard = list[RawGroup](), Shipping.appended
+
+    def appended(shipping: Shipping, group: RawGroup) -> None:
+        groups.append(group)
+        heard(shipping, group)
+
+    monkeypatch.setattr(Shipping, "appended", appended)
+    logs = [(topic, hour) for topic in "tu" for hour in (0, 2)]
+    named = [(topic, hour, f"{topic}{hour}".encode() + body) for body in LARGE for topic, hour in logs]
+    store.send_batch([(topic, Message(body, deliver_after=3_600 * hour)) for topic, hour, body in named])
+    (written,) = (group for group in groups if group.bodies)
+    assert len({(start_ms, ledger_id) for start_ms, ledger_id, _, _ in written.bodies_apart()}) == len(logs)
+    tail = LogTail(store.path, shipping_of(store)._store_id, written.position)
+    (read,) = tail.take(written.position + 1, MIB)
+    tail.close()
+    assert read == written
+
+
+def test_bodies_that_are_shipped_in_a_wrong_order_are_told_by_who_reads_the_copy(
+    store: DelayedStore, bucket: FaultyBucket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no checksum in the object: those in their runs say whose they are."""
+    apart = RawGroup.bodies_apart
+    monkeypatch.setattr(RawGroup, "bodies_apart", lambda group: reversed(list(apart(group))))
+    send(store)
+    ship(store)
+    log_of(bucket)
+    assert "body does not match its checksum" in caplog.text
 
 
 def test_a_flipped_bit_of_bodies_in_the_copy_is_told(
