@@ -285,7 +285,7 @@ class Engine:
 
         Raises NotReplicated. Callers hold nothing that others wait for.
         """
-        if not self.may_wait_for_copy:
+        if self.shipping is None and not self.policies.says_replicated:
             return
         waits = self.storage.config.durability == "replicated"
         writer, shipping = self.wal_writer, self.shipping

@@ -344,7 +344,7 @@ class OpenState:
         """Raise ClosedError after close, and in a child process after fork."""
         if self.closed:
             raise ClosedError(f"store {self._path}")
-        if self.forked:
+        if here.pid != self._process:
             raise ClosedError(f"store {self._path} (opened by process {self._process}, used by child {here.pid})")
 
 

@@ -247,7 +247,8 @@ class Topic:
     def cancel_batch(self, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
         self._engine.check_writable()
-        return self._engine.pending.topic_withdrawals.cancel(self._existing(), message_ids)
+        topic = self._engine.topics.get(self._name)
+        return self._engine.pending.topic_withdrawals.cancel(topic, message_ids)
 
     def reschedule(
         self,
@@ -277,9 +278,9 @@ class Topic:
         allow_past: bool = False,
     ) -> list[MessageId | None]:
         """Give messages another due time, in one transaction; as `reschedule`."""
-        now_ms = self._engine.writing_at()
+        now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
         return self._engine.pending.topic_withdrawals.reschedule(
-            self._existing(), message_ids, deliver_at, deliver_after, now_ms, allow_past=allow_past
+            topic, message_ids, deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
 
     @settled

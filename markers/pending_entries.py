@@ -10,13 +10,13 @@ What takes the place of another is a conditional entry: it names that one, and f
 appends it admits it too. (Versions before appended it in a commit of its own: one that is not admitted never fires.)
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
@@ -30,6 +30,7 @@ from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import HELD, FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
 from ..store.codec.sent_ids import IN_MAIN
+from ..store.env.reader_gate import Reading
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.held import Held
@@ -92,12 +93,11 @@ class Placed(NamedTuple):
     message_id: MessageId
 
 
-class Append(Protocol):
-    """Appends those of some rows that there are, in a transaction; where each is. cancelled: at the same time."""
+class Place(NamedTuple):
+    """A log of a partition that messages go into, which has an append lease."""
 
-    def __call__(
-        self, transaction: Transaction, rows: Container[int], cancelled: AbstractSet[int] = frozenset()
-    ) -> dict[int, Placed]: ...
+    partition: Partition
+    log: PartitionLog
 
 
 @dataclass(eq=False, repr=False)
@@ -114,7 +114,7 @@ class PendingEntries:
 
     def enter_gate(self, held: Held) -> None:
         """Hold the gate of firing for reading until `held` ends."""
-        reading = self.gate.reading()
+        reading = Reading(self.gate)
         reading.__enter__()
         held.ends.append(reading.__exit__)
 
@@ -210,18 +210,18 @@ class PendingEntries:
         *,
         bodies: bool,
     ) -> FoundEntries:
-        partition_log = partition.log(topic_id)
+        partition_log, environment = partition.log(topic_id), partition.environment
         tail = 0 if partition_log is None else partition_log.ledger.entries
-        wanted = sorted([(ids[row].entry_id, row) for row in rows])
         there: list[int] = []
         entries: list[int] = []
         dues: list[int] = []
         conditional: list[int] = []
         unreadable: list[CorruptEntry] = []
         read: dict[int, bytes] = {}
-        with partition.environment.read() as raw:
+        with environment.read() as raw:
             finder, run = RunFinder(raw, partition.name), None
-            for entry_id, row in wanted:
+            for row in sorted(rows, key=ids.__getitem__):
+                entry_id = ids[row].entry_id
                 if not 0 <= entry_id < tail:
                     continue
                 if run is None or entry_id >= run.limit:
@@ -256,7 +256,7 @@ class PendingEntries:
         with self._main.read() as raw:
             get = partial(catalog.fields_of, raw)
             for found in logs:
-                if _gone(get, found):
+                if found.partition.state is not PartitionState.OPEN and _gone(get, found):
                     continue
                 fired = self._fired(get, topic_id, found)
                 cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
@@ -298,11 +298,11 @@ class PendingEntries:
 
     def cancel(self, transaction: Transaction, topic_id: int, found: FoundEntries, outcomes: list[Outcome]) -> None:
         """Cancel entries that have not fired, and set their `outcomes`; the commit tells the index."""
-        if _gone(transaction.get, found):
+        if found.partition.state is not PartitionState.OPEN and _gone(transaction.get, found):
             for row in found.rows:
                 outcomes[row] = Outcome.UNKNOWN
             return
-        rows, entries, dues = found.rows, found.entries, found.dues
+        rows, entries = found.rows, found.entries
         fired = self._fired(transaction.get, topic_id, found)
         known = cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id) if fired else _NONE
         wanted = BitMap(entries) - fired if fired else BitMap(entries)
@@ -317,48 +317,54 @@ class PendingEntries:
             else:
                 outcomes[row] = Outcome.ALREADY_CANCELLED
         if fresh:
-            known_dues = (
-                {entry: due for entry, due in zip(entries, dues, strict=True) if entry in fresh} if dues else None
-            )
-            withdraw = partial(self._firing.withdraw, found.partition.start_ms, topic_id, fresh, known_dues)
-            transaction.after_commit(withdraw)
+            start_ms, dues = found.partition.start_ms, found.dues
+            transaction.after_commit(partial(self._firing.withdraw, start_ms, topic_id, fresh, entries, dues))
 
-    # -- before the transaction ----------------------------------------------------------------------
+    # -- what takes the place of others --------------------------------------------------------------
 
-    def appending(self, held: Held, new: Successors, now_ms: int) -> Append:
-        """A function that appends: to partitions, under leases, to the main log those whose time has come."""
-        topic_id = new.log.topic_id
-        direct: list[int] = []
-        by_start: dict[int, list[int]] = {}
+    def place(self, held: Held, topic_id: int, due_ms: int, now_ms: int) -> Place | None:
+        """Where messages of a topic that are due then go, until `held` ends; None: into the main log, they are due."""
+        if due_ms <= now_ms:
+            return None
+        start_ms = due_ms - due_ms % self._span_ms
+        partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
+        if partition is None:
+            raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
+        held.ends.append(partial(self._partitions.end_append, partition))
+        return Place(partition, partition.log_to_append(topic_id, self._partitions.new_ledger))
+
+    def places(self, held: Held, new: Successors, now_ms: int) -> list[tuple[Place | None, list[int]]]:
+        """The place of each message, as `place`, and the rows that go there."""
+        rows_of: dict[int, list[int]] = {}
         for row in new.bodies:
             due_ms = new.dues[row]
-            of_place = direct if due_ms <= now_ms else by_start.setdefault(partition_start(due_ms, self._span_ms), [])
-            of_place.append(row)
-        logs: list[tuple[Partition, PartitionLog, list[int]]] = []
+            start_ms = IN_MAIN if due_ms <= now_ms else partition_start(due_ms, self._span_ms)
+            rows_of.setdefault(start_ms, []).append(row)
+        return [
+            (self.place(held, new.log.topic_id, new.dues[rows[0]], now_ms), rows) for _, rows in sorted(rows_of.items())
+        ]
 
-        def append(
-            transaction: Transaction, rows: Container[int], cancelled: AbstractSet[int] = frozenset()
-        ) -> dict[int, Placed]:
-            placed: dict[int, Placed] = {}
-            for partition, log, of_log in logs:
-                if some := [row for row in of_log if row in rows]:
-                    first = self._append(transaction, partition, log, new, some, cancelled)
-                    for at, row in enumerate(some, first):
-                        placed[row] = Placed(partition.start_ms, MessageId(log.ledger_id, at))
-            if some := [row for row in direct if row in rows]:
-                dues = np.array([new.dues[row] for row in some], dtype=np.int64)
-                segments = new.log.append_messages(transaction, dues, [new.bodies[row] for row in some], now_ms)
-                ids = (MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count))
-                placed |= {row: Placed(IN_MAIN, message_id) for row, message_id in zip(some, ids, strict=True)}
-            return placed
-
-        for start_ms, of_start in sorted(by_start.items()):
-            partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
-            if partition is None:
-                raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
-            held.ends.append(partial(self._partitions.end_append, partition))
-            logs.append((partition, partition.log_to_append(topic_id, self._partitions.new_ledger), of_start))
-        return append
+    def append(
+        self,
+        transaction: Transaction,
+        place: Place | None,
+        new: Successors,
+        rows: Sequence[int],
+        now_ms: int,
+        cancelled: AbstractSet[int] = frozenset(),
+    ) -> dict[int, Placed]:
+        """Append messages to their place in a transaction; where each is. cancelled: rows that never fire."""
+        if not rows:
+            return {}
+        if place is not None:
+            partition, log = place
+            first = self._append(transaction, partition, log, new, rows, cancelled)
+            ledger_id, start_ms = log.ledger.ledger_id, partition.start_ms
+            return {row: Placed(start_ms, MessageId(ledger_id, at)) for at, row in enumerate(rows, first)}
+        dues = np.array([new.dues[row] for row in rows], dtype=np.int64)
+        segments = new.log.append_messages(transaction, dues, [new.bodies[row] for row in rows], now_ms)
+        ids = (MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count))
+        return {row: Placed(IN_MAIN, message_id) for row, message_id in zip(rows, ids, strict=True)}
 
     def _append(
         self,
@@ -370,43 +376,47 @@ class PendingEntries:
         cancelled: AbstractSet[int],
     ) -> int:
         """Append messages to one log; the first entry id."""
-        rows_there = transaction.to(partition.start_ms, partition.memtable)
-        heard = [HELD if row in cancelled else new.dues[row] for row in rows]
+        rows_there, start_ms = transaction.to(partition.start_ms, partition.memtable), partition.start_ms
+        ids, dues, bodies = new.ids, new.dues, new.bodies
         if len(rows) == 1:
             (row,) = rows
-            fields = fields_of_message(partition.start_ms, new.dues[row], new.bodies[row], new.ids[row])
-            first = partition.add_message(rows_there, log, heard[0], fields, new.bodies[row])
+            fields = fields_of_message(start_ms, dues[row], bodies[row], ids[row])
+            heard_ms = HELD if row in cancelled else dues[row]
+            first = partition.add_message(rows_there, log, heard_ms, fields, bodies[row])
+            entries = BitMap((first,))
         else:
             replaced = Replaced(
-                np.array([new.ids[row].ledger_id for row in rows], dtype=np.uint64),
-                np.array([new.ids[row].entry_id for row in rows], dtype=np.uint32),
+                np.array([ids[row].ledger_id for row in rows], dtype=np.uint64),
+                np.array([ids[row].entry_id for row in rows], dtype=np.uint32),
             )
-            dues: Int64s = np.array([new.dues[row] for row in rows], dtype=np.int64)
-            bodies, known = [new.bodies[row] for row in rows], np.array(heard, dtype=np.int64)
-            first = partition.add(rows_there, log, dues, bodies, self._limits, replaced, known)
-        cancellations.add(transaction, Table.ADMITTED, log.ledger_id, BitMap(range(first, first + len(rows))))
-        if refused := [at for at, row in enumerate(rows, first) if row in cancelled]:
-            cancellations.add(transaction, Table.CANCELLED, log.ledger_id, BitMap(refused))
-        if len(refused) < len(rows):
-            pending = len(rows) - len(refused)
+            column: Int64s = np.array([dues[row] for row in rows], dtype=np.int64)
+            heard = np.array([HELD if row in cancelled else dues[row] for row in rows], dtype=np.int64)
+            messages = [bodies[row] for row in rows]
+            first = partition.add(rows_there, log, column, messages, self._limits, replaced, heard)
+            entries = BitMap(range(first, first + len(rows)))
+        cancellations.add(transaction, Table.ADMITTED, log.ledger.ledger_id, entries)
+        pending = len(rows)
+        if cancelled:
+            refused = BitMap([at for at, row in enumerate(rows, first) if row in cancelled])
+            cancellations.add(transaction, Table.CANCELLED, log.ledger.ledger_id, refused)
+            pending -= len(refused)
+        if pending:
             transaction.after_commit(partial(self._firing.admitted, new.log.topic_id, pending))
         return first
 
     def is_new(self, topic_id: int, due_ms: int, now_ms: int) -> bool:
-        """True where `appending` a message due then would make a partition, or take an id for a log."""
+        """True where the `place` of a message due then would make a partition, or take an id for a log."""
         if due_ms <= now_ms:
             return False
-        partition = self._partitions.get(partition_start(due_ms, self._span_ms))
+        partition = self._partitions.get(due_ms - due_ms % self._span_ms)
         return partition is None or partition.known_log(topic_id) is None
 
 
 def _gone(get: Get, found: FoundEntries) -> bool:
-    """Return whether the partition's deletion is recorded: its cancellations are not known any more.
+    """Return whether the deletion of a closed partition is recorded: its cancellations are not known any more.
 
     The lease keeps the directory, not the record. An open partition is not deleted: firing, which closes it first, is
     alone in the gate.
     """
-    if found.partition.state is PartitionState.OPEN:
-        return False
     fields = get(fmt.partition_key(found.partition.start_ms))
     return fields is None or PartitionRecord.unpack(fields).state is PartitionState.DELETING

@@ -29,7 +29,7 @@ from ..store.held import Held
 from ..store.log.managed_ledger import ManagedLedger
 from ..store.position import MessageId, Position
 from .lookup import find_marker
-from .pending_entries import NOTHING, Append, FoundEntries, Outcome, PendingEntries, Placed, Successors
+from .pending_entries import NOTHING, FoundEntries, Outcome, PendingEntries, Place, Placed, Successors
 
 
 @dataclass(eq=False, repr=False)
@@ -124,15 +124,15 @@ class Withdrawals:
         if self._entries.is_new(log.topic_id, due_ms, now_ms):
             states = self._entries.states(log.topic_id, logs, outcomes)  # what is not pending needs none
             bodies = {row: body for row, body in bodies.items() if states[row] is None}
-        keys = _keys(bodies)
-        append = self._entries.appending(held, Successors(log, ids, [due_ms] * len(ids), bodies), now_ms)
+        keys, place = _keys(bodies), self._entries.place(held, log.topic_id, due_ms, now_ms) if bodies else None
+        new = Successors(log, ids, [due_ms] * len(ids), bodies)
         held.stored.append(lambda: told(outcomes.count(Outcome.CANCELLED)))
 
         def work(transaction: Transaction) -> list[MessageId | None]:
             for found in logs:
                 self._entries.cancel(transaction, log.topic_id, found, outcomes)
-            taken = {row for row, outcome in enumerate(outcomes) if outcome is Outcome.CANCELLED}
-            placed = append(transaction, taken)
+            rows = [row for row in bodies if outcomes[row] is Outcome.CANCELLED]
+            placed = self._entries.append(transaction, place, new, rows, now_ms)
             for row, key in keys.items():
                 if row in placed:
                     _move(transaction, sent_key(log.topic_id, key), ids[row], placed[row])
@@ -151,15 +151,17 @@ class Withdrawals:
                 self._entries.fetch(batch.log, ids, known)
         self._entries.enter_gate(held)
         now_ms = self._clock.now_ms()
-        steps = [(batch, self._locate(held, batch), self._appending(held, batch, now_ms)) for batch in batches]
+        steps = [(batch, self._locate(held, batch), *self._placed(held, batch, now_ms)) for batch in batches]
 
         def work(transaction: Transaction) -> list[tuple[dict[int, Placed], int]]:
             done = []
-            for batch, found, append in steps:
+            for batch, found, new, places in steps:
                 for logs, outcomes in found:
                     for each in logs:
                         self._entries.cancel(transaction, batch.log.topic_id, each, outcomes)
-                placed = append(transaction, range(len(batch.dues)), batch.passing)
+                placed: dict[int, Placed] = {}
+                for place, rows in places:
+                    placed |= self._entries.append(transaction, place, new, rows, now_ms, batch.passing)
                 done.append((placed, sum(outcomes.count(Outcome.CANCELLED) for _, outcomes in found)))
             return done
 
@@ -168,10 +170,12 @@ class Withdrawals:
     def _locate(self, held: Held, batch: Replacing) -> list[tuple[list[FoundEntries], list[Outcome]]]:
         return [self._entries.located(held, batch.log, ids, known) for known, ids in _by_partition(batch).items()]
 
-    def _appending(self, held: Held, batch: Replacing, now_ms: int) -> Append:
+    def _placed(
+        self, held: Held, batch: Replacing, now_ms: int
+    ) -> tuple[Successors, list[tuple[Place | None, list[int]]]]:
         ids = [batch.olds.get(row, (NOTHING, None))[0] for row in range(len(batch.dues))]
         new = Successors(batch.log, ids, batch.dues, dict(enumerate(batch.bodies)))
-        return self._entries.appending(held, new, now_ms)
+        return new, self._entries.places(held, new, now_ms)
 
 
 class Replacing(NamedTuple):

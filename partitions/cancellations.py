@@ -27,12 +27,15 @@ def members(raw: Reads, table: Table, ledger_id: int) -> BitMap:
 
 def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap) -> BitMap:
     """Add entries of a log to `table`; returns those that were not in it before. O(blocks from first to last)."""
-    fresh = BitMap()
     if not entries:
-        return fresh
+        return BitMap()
     first, last = entries.min() >> BLOCK_BITS, entries.max() >> BLOCK_BITS
+    if first == last:
+        united: BitMap = transaction.unite(fmt.block_key(table, ledger_id, first), entries)
+        return united
+    fresh = BitMap()
     for block in range(first, last + 1):
-        of_block = entries if first == last else entries & BitMap(range(block << BLOCK_BITS, block + 1 << BLOCK_BITS))
+        of_block = entries & BitMap(range(block << BLOCK_BITS, block + 1 << BLOCK_BITS))
         fresh |= transaction.unite(fmt.block_key(table, ledger_id, block), of_block)
     return fresh
 

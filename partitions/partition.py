@@ -44,18 +44,15 @@ Listener = Callable[["PartitionLog", int, Int64s], None]
 class PartitionLog:
     """One topic's ledger inside a partition."""
 
-    __slots__ = ("ledger", "partition", "registered", "topic_id")
+    __slots__ = ("ledger", "ledger_id", "partition", "registered", "topic_id")
 
     def __init__(self, partition: Partition, topic_id: int, ledger: Ledger, registered: bool) -> None:
         self.partition = partition
         self.topic_id = topic_id
         self.ledger = ledger
+        self.ledger_id = ledger.ledger_id
         self.registered = registered
         """True once the partition's log table has it, durably."""
-
-    @property
-    def ledger_id(self) -> int:
-        return self.ledger.ledger_id
 
 
 class StagedLog:
@@ -237,8 +234,6 @@ class Partition:
 
         Where another process writes, each call reads it again.
         """
-        if self.environment.read_only:
-            return self._read_log(topic_id)
         log = self._logs.get(topic_id)
         if log is None:
             with self._lock:

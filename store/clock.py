@@ -160,7 +160,8 @@ class StoreClock(Clock):
     def __init__(self, wrapped: Clock, mark_ms: int = 0) -> None:
         self._wrapped = wrapped
         self._lock = threading.Lock()
-        self._mark_ms = mark_ms
+        self.mark_ms = mark_ms
+        """The high-water mark: never goes down."""
         self.lead_ms = wrapped.lead_ms
 
     @property
@@ -168,24 +169,19 @@ class StoreClock(Clock):
         """The clock that this one wraps."""
         return self._wrapped
 
-    @property
-    def mark_ms(self) -> int:
-        """The high-water mark: never goes down."""
-        return self._mark_ms
-
     def now_ms(self) -> int:
         """The later of the wrapped clock's time and the mark."""
-        return max(self._wrapped.now_ms(), self._mark_ms)
+        return max(self._wrapped.now_ms(), self.mark_ms)
 
     def raise_to(self, ms: int) -> int:
         """Raise the mark to ``ms`` if it is below, and return the mark; thread-safe."""
         with self._lock:
-            self._mark_ms = max(self._mark_ms, ms)
-            return self._mark_ms
+            self.mark_ms = max(self.mark_ms, ms)
+            return self.mark_ms
 
     def wait(self, condition: threading.Condition, until_ms: int | None) -> None:
         """Wait as ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
-        if until_ms is not None and until_ms <= self._mark_ms:
+        if until_ms is not None and until_ms <= self.mark_ms:
             return
         self._wrapped.wait(condition, until_ms)
 

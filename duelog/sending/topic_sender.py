@@ -302,15 +302,15 @@ class TopicWithdrawals:
         allow_past: bool,
     ) -> list[MessageId | None]:
         """Give messages another due time, under the delay policies. Returns the new ids."""
-        asked = (deliver_at, deliver_after)
+        asked, ids = (deliver_at, deliver_after), _checked(message_ids)
         with Held() as held:
-            return self._main.write(self.rescheduling(held, topic, message_ids, *asked, now_ms, allow_past=allow_past))
+            return self._main.write(self.rescheduling(held, topic, ids, *asked, now_ms, allow_past=allow_past))
 
     def rescheduling(
         self,
         held: Held,
         topic: TopicState,
-        message_ids: Sequence[AnyId],
+        ids: Sequence[MessageId],
         deliver_at: int | datetime | None,
         deliver_after: float | timedelta | None,
         now_ms: int,
@@ -319,13 +319,13 @@ class TopicWithdrawals:
     ) -> Work[list[MessageId | None]]:
         """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
         asked = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
-        ids = _checked(message_ids)
         due_ms = now_ms if asked is None else asked
         due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
 
         def told(count: int) -> None:
             tell(self._listeners, StoreListener.rescheduled, topic.name, count)
-            self._policies.stored(topic.name, count if overridden else 0)
+            if overridden:
+                self._policies.stored(topic.name, count)
 
         return self._withdrawals.rescheduling(held, topic.log, ids, due_ms, told)
 

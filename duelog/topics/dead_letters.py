@@ -264,14 +264,14 @@ class DeadLetters:
             appends = []
             for name, of_topic in bodies.items():
                 new = Successors(origins[name].log, nothing, dues, of_topic)
-                appends.append((origins[name], self._pending.appending(held, new, now_ms)))
+                appends.append((origins[name], self._pending.place(held, new.log.topic_id, due_ms, now_ms), new))
 
             def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:
                 rows = _still_held(letters, entries, fresh)
-                for origin, append in appends:
+                for origin, place, new in appends:
                     if origin.deleted:
                         raise UnknownTopic(str(origin.name))
-                    append(transaction, rows)
+                    self._pending.append(transaction, place, new, [row for row in new.bodies if row in rows], now_ms)
 
             count = self._flusher.acknowledge_with(entries, work)
         self._wake()

@@ -93,8 +93,8 @@ class Topics:
 
     def find(self, name: TopicName) -> TopicState | None:
         """The topic, loaded if need be; None when there is none. O(1) once loaded."""
-        state = self._known(name)
-        if state is not None:
+        state = self._by_name.get(name)
+        if state is not None and not state.deleted:
             return state
         with self._lock:
             state = self._known(name)

@@ -13,7 +13,7 @@ cannot be closed, is suspended, and the others go on.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,18 +89,20 @@ class Firing:
         """True where nothing of a partition has fired, or is in memory. REQUIRES: `gate` held for reading."""
         return start_ms > self.passed_ms and start_ms not in self.loaded.logs
 
-    def withdraw(self, start_ms: int, topic_id: int, entries: BitMap, dues: Mapping[int, int] | None) -> None:
-        """Entries are recorded as cancelled; `dues`: their due times, where they are known.
+    def withdraw(
+        self, start_ms: int, topic_id: int, cancelled: BitMap, entries: Sequence[int], dues: Sequence[int]
+    ) -> None:
+        """Entries are recorded as cancelled. dues: those of `entries`, which has them all; none where not known.
 
         REQUIRES: called as its commit ends, `gate` held for reading.
         """
         log = self.loaded.logs.get(start_ms, {}).get(topic_id)
         if log is None:
             return
-        if dues is None:  # it has begun to load since
-            log.discard(entries)
+        if not dues:  # it has begun to load since
+            log.discard(cancelled)
         else:
-            log.withdraw(dues)
+            log.withdraw({each: due_ms for each, due_ms in zip(entries, dues, strict=True) if each in cancelled})
 
     def admitted(self, topic_id: int, count: int) -> None:
         """Messages that take the place of others are recorded. REQUIRES: called as their commit ends."""

@@ -47,7 +47,7 @@ from .body_file import BodyMaps, body_files
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_position
 from .page_cache import Eviction
-from .reader_gate import ReaderGate
+from .reader_gate import ReaderGate, Reading
 from .transaction import LmdbTransaction, Transaction
 from .vacant import VACANT, Making
 
@@ -148,7 +148,8 @@ class Environment:
         """Takes the changes of an open store; None: they are commits of LMDB."""
         self._process = here.pid
         self.durability = durability
-        self._read_only = read_only
+        self.read_only = read_only
+        """True where another process may write what is read here."""
         self._listeners = listeners
         self._memtable = memtable
         self._follow = follow
@@ -163,7 +164,8 @@ class Environment:
         self._unwanted: set[int] = set()
         """Ledgers whose body files are to be removed."""
         self._unsynced = False
-        self._failed: StoreFailed | None = None
+        self.failed: StoreFailed | None = None
+        """The error that closed the environment for writing, if there was one."""
         self._closed = False
         self._released = False
         self._superseded = False
@@ -234,7 +236,7 @@ class Environment:
         except lmdb.MapResizedError:
             return None
         except lmdb.PanicError as error:  # the root page could not be written: LMDB refuses reads as well
-            raise (self._failed or self.fail(error)) from error
+            raise (self.failed or self.fail(error)) from error
         except lmdb.Error as error:
             raise explain(self.path, error) from error
 
@@ -258,8 +260,9 @@ class Environment:
         """
         if self.log is None:
             return self.commit(work)
-        self._refuse_inside_read()
-        self._check_open()
+        if self._closed or self._gate.held or here.pid != self._process:
+            self._refuse_inside_read()
+            self._check_open()
         return self.log.change(work, alone=alone, makes_space=makes_space)
 
     def _refuse_inside_read(self) -> None:
@@ -413,7 +416,7 @@ class Environment:
             reason = f"{type(error).__name__} amid a commit: whether calls under way have stored theirs is in doubt"
         failed = StoreFailed(self.path, reason)
         failed.__cause__ = error
-        self._failed = failed
+        self.failed = failed
         tell(self._listeners, StoreListener.failed, self.name, failed)
         return failed
 
@@ -549,16 +552,6 @@ class Environment:
     # -- life ----------------------------------------------------------------------------------
 
     @property
-    def failed(self) -> StoreFailed | None:
-        """The error that closed the environment for writing, if there was one."""
-        return self._failed
-
-    @property
-    def read_only(self) -> bool:
-        """True where another process may write what is read here."""
-        return self._read_only
-
-    @property
     def map_bytes(self) -> int:
         return self._map_bytes
 
@@ -576,9 +569,9 @@ class Environment:
     def _check_writable(self) -> None:
         if self._closed or here.pid != self._process:
             self._check_open()
-        if self._failed is not None:
-            raise self._failed
-        if self._read_only:
+        if self.failed is not None:
+            raise self.failed
+        if self.read_only:
             raise ReadOnly(self.name)
 
     def close(self) -> None:
@@ -592,7 +585,7 @@ class Environment:
             if self._released:
                 return
             try:
-                if self.durability != "commit" and not self._read_only and self._failed is None:
+                if self.durability != "commit" and not self.read_only and self.failed is None:
                     self._env.sync(True)
             except lmdb.Error as error:
                 self.fail(error)
@@ -610,7 +603,7 @@ class _Read:
     def __init__(self, environment: Environment, frozen: bool) -> None:
         self._environment = environment
         self._frozen = frozen
-        self._inside = environment._gate.reading()
+        self._inside = Reading(environment._gate)
         self._raw: lmdb.Transaction | None = None
 
     def __enter__(self) -> ReadTransaction:

@@ -53,9 +53,9 @@ class ReaderGate:
             self._entered -= 1
             self._changed.notify_all()
 
-    def reading(self) -> "_Reading":
+    def reading(self) -> "Reading":
         """Be inside for a block; waits while another thread is, or wants to be, alone."""
-        return _Reading(self)
+        return Reading(self)
 
     def _kept_out(self) -> bool:
         own = threading.get_ident()
@@ -83,7 +83,7 @@ class ReaderGate:
             yield not (self._inside or self._entered)
 
 
-class _Reading:
+class Reading:
     """A block inside a gate, which is left, at the latest, when nothing refers to it any more."""
 
     __slots__ = ("_depth", "_gate", "_token")
