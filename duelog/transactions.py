@@ -122,8 +122,6 @@ class _Prepared:
     def __init__(self) -> None:
         self.units: list[Callable[[WriteBatch], None]] = []
         """They hold the fields below and not this object: a cycle for each transaction is work for the collector."""
-        self.values: dict[Result[Any], object] = {}
-        """Results, as the last run of the units has left them."""
         self.overridden: list[TopicName] = []
         """Topics of messages that a policy gave another delay."""
         self.acknowledged: dict[SubscriptionState, tuple[TopicState, int]] = {}
@@ -185,6 +183,8 @@ class Transaction:
         self._cancelled_keys: dict[tuple[TopicName, str], _CancelKey] = {}
         self._reschedules: dict[TopicName, list[_Reschedule]] = {}
         self._documents: list[tuple[Callable[[Any], Any], Result[Any]]] = []
+        self._results: list[Result[Any]] = []
+        """Of all operations; the last run of their units of work leaves their values."""
         self._ended = False
         self._numbers: tuple[str, int] | None = None
         """Name of a producer, and the number under which it is stored once; None: without one."""
@@ -214,7 +214,7 @@ class Transaction:
         due_ms, body = encode_send(
             payload, deliver_at, deliver_after, key, properties, now_ms, most, allow_past, ttl, dedup_key
         )
-        result: Result[MessageId] = Result("send to %s", name)
+        result: Result[MessageId] = self._result("send to %s", name)
         self._sends.append(_Send(name, due_ms, body, dedup, result))
         if dedup is not None:
             self._sent_keys.add((name, dedup.key))
@@ -245,7 +245,7 @@ class Transaction:
         required: False goes on then. Raises InvalidArgument.
         """
         name, message_id = self._name(topic), id_of(message_id)
-        result: Result[bool] = Result("cancel %s of %s", message_id, name)
+        result: Result[bool] = self._result("cancel %s of %s", message_id, name)
         self._cancels.setdefault(name, []).append(_Cancel(message_id, required, result))
         return result
 
@@ -258,7 +258,7 @@ class Transaction:
         checked_dedup_key(key, "key")
         if (name, key) in self._cancelled_keys or (name, key) in self._sent_keys:
             raise InvalidArgument("key", key, f"this transaction has it already, of {name}")
-        result: Result[bool] = Result("cancel key %r of %s", key, name)
+        result: Result[bool] = self._result("cancel key %r of %s", key, name)
         self._cancelled_keys[name, key] = _CancelKey(name, key, required, result)
         return result
 
@@ -277,7 +277,7 @@ class Transaction:
         Arguments as of `Topic.reschedule`. required: False goes on then, with None. Raises InvalidArgument.
         """
         name, message_id = self._name(topic), id_of(message_id)
-        result: Result[MessageId | None] = Result("reschedule %s of %s", message_id, name)
+        result: Result[MessageId | None] = self._result("reschedule %s of %s", message_id, name)
         asked = _Reschedule(message_id, deliver_at, deliver_after, allow_past, required, result)
         self._reschedules.setdefault(name, []).append(asked)
         return result
@@ -287,15 +287,20 @@ class Transaction:
     ) -> Result[int]:
         """Store a document, as `Documents.put`; its version. Conflicts where that is not the expected one."""
         self._check_begun()
-        result: Result[int] = Result("put document %r", key)
+        result: Result[int] = self._result("put document %r", key)
         self._documents.append((documents.putting(key, value, expected), result))
         return result
 
     def delete_document(self, key: str, *, expected: int | EllipsisType | None = ...) -> Result[bool]:
         """Delete a document, as `Documents.delete`; whether there was one. Conflicts as `put_document`."""
         self._check_begun()
-        result: Result[bool] = Result("delete document %r", key)
+        result: Result[bool] = self._result("delete document %r", key)
         self._documents.append((documents.deleting(key, expected), result))
+        return result
+
+    def _result(self, operation: str, *about: object) -> Result[Any]:
+        result: Result[Any] = Result(operation, *about)
+        self._results.append(result)
         return result
 
     def _check_begun(self) -> None:
@@ -322,7 +327,7 @@ class Transaction:
     def _store(self) -> None:
         """Store all of it, or raise; wait until it is as durable as its topics' policies ask for."""
         if self._numbers is None:
-            self._store_all(lambda group: None)
+            self._store_all()
         else:
             self.stored_before = not self._engine.sending.producers.once(*self._numbers, self._store_all)
         if self._engine.may_wait_for_copy:
@@ -330,7 +335,7 @@ class Transaction:
             topics |= self._cancels.keys() | self._reschedules.keys()
             self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
 
-    def _store_all(self, also: Callable[[WriteBatch], None]) -> bool:
+    def _store_all(self, also: Callable[[WriteBatch], None] | None = None) -> bool:
         engine = self._engine
         for _ in range(_ATTEMPTS):
             try:
@@ -338,7 +343,7 @@ class Transaction:
                     writer = engine.writer()
                     prepared = self._prepare(held)
                     if prepared.units:
-                        prepared.units.append(also)
+                        prepared.units += [] if also is None else [also]
                         writer.write(prepared)
                 break
             except KeyChanged:
@@ -346,8 +351,8 @@ class Transaction:
         else:
             reason = "its message was rescheduled or cancelled by its id, by this transaction or others"
             raise TransactionConflict("a deduplication key", reason)
-        for result, value in prepared.values.items():
-            result._store(value)
+        for result in self._results:
+            result._stored = True
         for state, (topic, count) in prepared.acknowledged.items():
             engine.delivery.flusher.acknowledged_in_group(topic, state, count)
         for name in prepared.overridden:
@@ -421,32 +426,31 @@ class Transaction:
 
     def _cancel(self, held: Held, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
         ids = [each.message_id for each in cancels]
-        work, values = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids), prepared.values
+        work = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids)
 
         def unit(group: WriteBatch) -> None:
             for (_, required, result), outcome in zip(cancels, work(group.main), strict=True):
                 done = outcome in _NEVER_DELIVERED
                 if required and not done:
                     raise TransactionConflict(result.operation, f"it is {outcome.value}")
-                values[result] = done
+                result._value = done
 
         prepared.units.append(unit)
 
     def _cancel_key(self, held: Held, prepared: _Prepared, topic: TopicState, key: bytes, asked: _CancelKey) -> None:
-        work, values = self._engine.sending.keyed.cancelling(held, topic, key), prepared.values
+        work = self._engine.sending.keyed.cancelling(held, topic, key)
 
         def unit(group: WriteBatch) -> None:
             outcome = Outcome.UNKNOWN if work is None else work(group.main)
             if asked.required and outcome is not Outcome.CANCELLED:
                 reason = "no message of it is pending" if outcome is Outcome.UNKNOWN else f"it is {outcome.value}"
                 raise TransactionConflict(asked.result.operation, reason)
-            values[asked.result] = outcome is Outcome.CANCELLED
+            asked.result._value = outcome is Outcome.CANCELLED
 
         prepared.units.append(unit)
 
     def _reschedule(self, held: Held, prepared: _Prepared, topic: TopicState, asked: _Reschedule, now_ms: int) -> None:
         message_id, deliver_at, deliver_after, allow_past, required, result = asked
-        values = prepared.values
         work = self._engine.pending.topic_withdrawals.rescheduling(
             held, topic, [message_id], deliver_at, deliver_after, now_ms, allow_past=allow_past
         )
@@ -455,24 +459,23 @@ class Transaction:
             (new_id,) = work(group.main)
             if required and new_id is None:
                 raise TransactionConflict(result.operation, "it has fired, is cancelled, or is unknown")
-            values[result] = new_id
+            result._value = new_id
 
         prepared.units.append(unit)
 
     @staticmethod
     def _write_document(prepared: _Prepared, work: Callable[[Any], Any], result: Result[Any]) -> None:
-        values = prepared.values
 
         def unit(group: WriteBatch) -> None:
             try:
-                values[result] = work(group.main)
+                result._value = work(group.main)
             except DocumentChanged as error:
                 raise TransactionConflict(result.operation, str(error)) from error
 
         prepared.units.append(unit)
 
     def _send(self, held: Held, prepared: _Prepared, topics: Mapping[TopicName, TopicState], now_ms: int) -> None:
-        policies, sender, values = self._engine.policies, self._engine.sending.sender, prepared.values
+        policies, sender = self._engine.policies, self._engine.sending.sender
         dues = []
         for each in self._sends:
             due_ms, overridden = policies.apply_one(each.topic, each.due_ms, now_ms)
@@ -490,7 +493,7 @@ class Transaction:
 
         def unit(group: WriteBatch) -> None:
             for result, work in works:
-                values[result] = MessageId(*work(group))
+                result._value = MessageId(*work(group))
 
         prepared.units.append(unit)
 
@@ -508,11 +511,14 @@ class Transaction:
         bodies = [each.body for each in self._sends]
         dedups = {at: each.dedup for at, each in enumerate(self._sends) if each.dedup is not None}
         batch = EncodedBatch(dues, dues > now_ms, bodies, dedups=dedups)
-        keyed, values = self._engine.sending.keyed, prepared.values
-        work = keyed.sending(held, list(topics.values()), owners, batch, keys, now_ms, policies=True)
+        results = [each.result for each in self._sends]
+        work = self._engine.sending.keyed.sending(
+            held, list(topics.values()), owners, batch, keys, now_ms, policies=True
+        )
 
         def unit(group: WriteBatch) -> None:
-            values.update(zip((each.result for each in self._sends), work(group).to_list(), strict=True))
+            for result, message_id in zip(results, work(group).to_list(), strict=True):
+                result._value = message_id
 
         prepared.units.append(unit)
 
