@@ -326,10 +326,9 @@ class PendingEntries:
         """Where messages of a topic that are due then go, until `held` ends; None: into the main log, they are due."""
         if due_ms <= now_ms:
             return None
-        start_ms = due_ms - due_ms % self._span_ms
-        partition = self._partitions.begin_append(start_ms, now_ms, topic_id)
+        partition = self._partitions.begin_append(due_ms, now_ms, topic_id)
         if partition is None:
-            raise BrokenInvariant(f"partition {start_ms} is closed before its end, now {now_ms}")
+            raise BrokenInvariant(f"the partition of {due_ms} is closed before its end, now {now_ms}")
         held.ends.append(partial(self._partitions.end_append, partition))
         return Place(partition, partition.log_to_append(topic_id, self._partitions.new_ledger))
 

@@ -199,8 +199,9 @@ class Partition:
         """Close environments of older generations, and forget them. REQUIRES: no lease."""
         for environment in self._parked:
             environment.close()
-        with self._lock:
-            self._parked = []
+        if self._parked:
+            with self._lock:
+                self._parked = []
 
     def detach(self) -> None:
         """Close every environment, and then forget them and what was read from them: closed once is closed for good."""

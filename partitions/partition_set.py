@@ -442,11 +442,12 @@ class PartitionSet:
         if surplus:
             self._open.close_idle(surplus)
 
-    def begin_append(self, start_ms: int, now_ms: int, topic_id: int) -> Partition | None:
-        """Lease a partition to append to until `end_append`, a new one when missing; None when it is closed.
+    def begin_append(self, due_ms: int, now_ms: int, topic_id: int) -> Partition | None:
+        """Lease the partition of a due time to append to until `end_append`, a new one if missing; None: it is closed.
 
         The environment is opened only where the end of the topic's log is not known.
         """
+        start_ms = due_ms - due_ms % self._config.partition_ms
         partition = self._partitions.get(start_ms)
         if partition is not None:
             partition.refuse_failed()

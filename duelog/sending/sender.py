@@ -354,8 +354,10 @@ class Sender:
     def _send_alone(
         self, topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None, *, may_be_inline: bool
     ) -> MessageId:
-        partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=may_be_inline)
-        if partition is None:
+        inline_ms = self._inline_ms if may_be_inline else 0
+        is_delayed = due_ms > now_ms + inline_ms
+        partition = self._partitions.begin_append(due_ms, now_ms, topic.topic_id) if is_delayed else None
+        if partition is None:  # or it is closed
             place = self._wal_writer.write(self._direct(topic, due_ms, body, now_ms, also))
         else:
             try:
@@ -371,17 +373,12 @@ class Sender:
         REQUIRES: `within_quota`.
         """
         held.stored.append(partial(topic.count_sent, 1))
-        partition = self._partition_for(topic, due_ms, now_ms, may_be_inline=True)
+        is_delayed = due_ms > now_ms + self._inline_ms
+        partition = self._partitions.begin_append(due_ms, now_ms, topic.topic_id) if is_delayed else None
         if partition is None:
             return self._direct(topic, due_ms, body, now_ms, None)
         held.ends.append(partial(self._partitions.end_append, partition))
         return self._delayed(topic, partition, due_ms, body, None)
-
-    def _partition_for(self, topic: TopicState, due_ms: int, now_ms: int, *, may_be_inline: bool) -> Partition | None:
-        """The partition of a message, with an append lease; None: it is due, or waits in the main log."""
-        if due_ms <= now_ms + (self._inline_ms if may_be_inline else 0):
-            return None
-        return self._partitions.begin_append(due_ms - due_ms % self._span_ms, now_ms, topic.topic_id)
 
     @staticmethod
     def _direct(topic: TopicState, due_ms: int, body: bytes, now_ms: int, also: PlaceAlso | None) -> Work[Place]:

@@ -50,20 +50,8 @@ class _Action:
         self.call = call
 
 
-class _Change:
-    """A unit of work on the main environment, as `Environment.write` takes it."""
-
-    def __init__(self, work: Callable[[Transaction], object], *, alone: bool, makes_space: bool) -> None:
-        self._work = work
-        self.alone = alone
-        self.makes_space = makes_space
-
-    def __call__(self, batch: WriteBatch) -> object:
-        return self._work(batch.main)
-
-
 def _making_space(units: list[Request]) -> list[Request]:
-    return [unit for unit in units if isinstance(unit.work, _Change) and unit.work.makes_space]
+    return [unit for unit in units if unit.makes_space]
 
 
 class WalWriter:
@@ -110,7 +98,7 @@ class WalWriter:
 
     def change(self, work: Callable[[Transaction], T], *, alone: bool, makes_space: bool) -> T:
         """Run `work` on the main environment, as `write` does; see `Environment.write`."""
-        value: T = self._queue.run(_Change(work, alone=alone, makes_space=makes_space))
+        value: T = self._queue.run(lambda batch: work(batch.main), alone=alone, makes_space=makes_space)
         return value
 
     # -- leading -----------------------------------------------------------------------------------
@@ -137,15 +125,14 @@ class WalWriter:
             self._broke_off(KeyboardInterrupt())
         groups: list[list[Request]] = [[]]
         for request in requests:
-            work = request.work
-            if type(work) is _Action:
+            if type(request.work) is _Action:
                 try:
                     self._admit()  # the store may have failed since it was queued
-                    work.call()
+                    request.work.call()
                     request.stored()
                 except Exception as error:
                     request.error = error
-            elif type(work) is _Change and work.alone:
+            elif request.alone:
                 groups.append([request])
             else:
                 groups[0].append(request)

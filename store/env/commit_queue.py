@@ -26,10 +26,13 @@ _ATTEMPTS = 100
 class Request:
     """A unit of work on its way: once `done`, it has a value or an error."""
 
-    __slots__ = ("done", "error", "gate", "value", "woken", "work")
+    __slots__ = ("alone", "done", "error", "gate", "makes_space", "value", "woken", "work")
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, *, alone: bool = False, makes_space: bool = False) -> None:
+        """alone, makes_space: as of `Environment.write`."""
         self.work = work
+        self.alone = alone
+        self.makes_space = makes_space
         self.value: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -83,9 +86,12 @@ class CommitQueue:
         with self._mutex:
             return sum(1 for request in self._queue if not request.done and request not in self._batch)
 
-    def run(self, work: Any) -> Any:
-        """Have `work` committed, by this thread or by another, and return its value or raise its error."""
-        request = Request(work)
+    def run(self, work: Any, *, alone: bool = False, makes_space: bool = False) -> Any:
+        """Have `work` committed, by this thread or by another, and return its value or raise its error.
+
+        alone, makes_space: what the committer is told of it (`Request`).
+        """
+        request = Request(work, alone=alone, makes_space=makes_space)
         try:
             with self._mutex:
                 self._admit()

@@ -134,7 +134,7 @@ class WriteBatch(Staging):
 
     def __init__(self, environment: Environment, memtable: Memtable) -> None:
         """`environment` is the main one, `memtable` its own."""
-        super().__init__()
+        self._staged = {}
         self._environment = environment
         self._memtable = memtable
         self._batches: dict[int, EnvironmentBatch] = {}
@@ -247,7 +247,8 @@ class WriteBatch(Staging):
 
     def close(self) -> None:
         """Let go of what refers to the batch, so that nothing is left to the collector; twice does nothing."""
-        self.end_reads()
+        if self._reading is not None:
+            self.end_reads()
         self._batches.clear()
         self._staged.clear()
 

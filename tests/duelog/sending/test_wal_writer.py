@@ -13,12 +13,12 @@ import pytest
 from duelog import DelayedStore, ManualClock, MessageId
 from duelog.errors import ClosedError, StoreFailed
 from duelog.sending.wal_segments import WalSegments
-from duelog.sending.wal_writer import WalWriter, _Action, _Change
+from duelog.sending.wal_writer import WalWriter, _Action
 from duelog.store.codec.format import counter_key
 from duelog.store.config import Durability
 from duelog.store.env.commit_queue import Request
-from duelog.store.env.transaction import Transaction
 from duelog.store.wal.segment import RowKind, capacity_of
+from duelog.store.wal.write_batch import WriteBatch
 from tests.conftest import OpenStore
 from tests.duelog.side_by_side import (
     CONFIG,
@@ -284,11 +284,11 @@ def test_after_a_group_that_failed_nothing_of_its_requests_is_appended(
         appended.append(1)
         raise OSError(errno.EIO, "says the test")
 
-    def change(transaction: Transaction) -> None:
-        transaction.put(counter_key("a"), b"x")
+    def change(batch: WriteBatch) -> None:
+        batch.main.put(counter_key("a"), b"x")
 
     monkeypatch.setattr(WalSegments, "append", fail)
-    requests = [Request(lambda batch: change(batch.main)), Request(_Change(change, alone=True, makes_space=True))]
+    requests = [Request(change), Request(change, alone=True, makes_space=True)]
     wal._commit_group(requests)
     assert len(appended) == 1
     assert [type(request.error) for request in requests] == [StoreFailed, StoreFailed]
