@@ -1,21 +1,24 @@
-"""drain: messages per second from a store to `duelog serve` on the same machine, by `duelog drain`.
+"""drain: messages per second from a store to `duelog serve` on the same machine, by `duelog drain`, its start included.
 
-Pending messages of 300 bytes in ten topics and three days; the other broker deduplicates. First they are copied, to its
-store and to the broker, then a second run finds them at the broker and cancels them here.
+Pending messages of 300 bytes in ten topics and three days; the other broker deduplicates. First they are copied to its
+store, by `duelog.connect`, and to the broker, as to any of Pulsar; then a second run finds them at the broker and
+cancels them here.
 """
 
-import argparse
-import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from duelog import DelayedStore, Message, StoreConfig
+
+from .harness.compare import compare
+from .harness.options import parse
+from .harness.results import Measure, Results
+
+TO_STORE = Measure("to a store", "messages/s")
+TO_BROKER = Measure("to a broker", "messages/s")
+CANCELLED = Measure("found there, cancelled", "messages/s")
 
 DUELOG = [sys.executable, "-m", "duelog.tools.cli.main"]
 DAY_MS = 86_400_000
@@ -42,30 +45,34 @@ def drained(source: Path, url: str, *options: str) -> float:
     return time.perf_counter() - started
 
 
+def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
+    """Drain `n` messages in each way."""
+    source, settings = directory / "source", directory / "broker.toml"
+    sent = fill(source, n)
+    settings.write_text("brokerDeduplicationEnabled = true\n")
+    command = [*DUELOG, "serve", str(directory / "other"), "--port", "0", "--listen", "localhost:0"]
+    with subprocess.Popen([*command, "--config", str(settings)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        broker, _, store = server.stdout.readline().split()[-3:]
+        try:
+            return {
+                TO_STORE.name: sent / drained(source, store, "--keep"),
+                TO_BROKER.name: sent / drained(source, broker, "--keep"),
+                CANCELLED.name: sent / drained(source, broker),
+            }
+        finally:
+            server.terminate()
+
+
 def main(argv: list[str]) -> int:
     """Run the workload."""
-    parser = argparse.ArgumentParser(prog="benchmarks drain", description=__doc__)
-    parser.add_argument("-n", type=int, default=50_000)
-    parser.add_argument("--quick", action="store_true")
-    options, _ = parser.parse_known_args(argv)
-    table = Table("run", "messages", "messages/s", title="drain, start of the command included")
-    with tempfile.TemporaryDirectory() as directory:
-        source, settings = Path(directory) / "source", Path(directory) / "broker.toml"
-        n = fill(source, 1_000 if options.quick else options.n)
-        settings.write_text("brokerDeduplicationEnabled = true\n")
-        command = [*DUELOG, "serve", str(Path(directory) / "other"), "--port", "0", "--config", str(settings)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
-            assert broker.stdout is not None
-            url = broker.stdout.readline().split()[-1]
-            runs = (
-                ("copied to its store", command[4], True),
-                ("copied", url, True),
-                ("found there, cancelled", url, False),
-            )
-            for run, place, keep in runs:
-                seconds = drained(source, place, *["--keep"] * keep)
-                table.add_row(run, f"{n:,}", f"{n / seconds:,.0f}")
-                print(json.dumps({"workload": "drain", "run": run, "messages": n, "per_s": round(n / seconds)}))
-            broker.terminate()
-    Console().print(table)
+    options = parse(argv, "drain", __doc__, n=(50_000,), quick_n=(1_000,))
+    results = Results("drain", options)
+    for n in options.n:
+        case = f"{n:,}"
+        compare(results, case, "benchmarks.drain:measure", {"n": n}, (TO_STORE, TO_BROKER, CANCELLED))
+        results.target(
+            f"{case}, to a store", results.median(case, "duelog", TO_STORE.name), 20_000, "more", "messages/s"
+        )
+    results.show()
     return 0

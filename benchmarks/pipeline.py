@@ -11,6 +11,7 @@ fetches its partition; what it compacts it puts there.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import struct
@@ -69,8 +70,12 @@ _NARROW = ["topic", "due_ms"]
 Jobs = dict[str, Callable[[], object]]
 
 
-def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
-    """Entries a second of each job."""
+def measure(subject: str, n: int, jobs: list[str], directory: Path) -> dict[str, float]:
+    """Entries a second of each of the `jobs`, all of them where none is named."""
+
+    def rates(found: Jobs) -> dict[str, float]:
+        return {name: n / statistics.median(_times(job)) for name, job in found.items() if not jobs or name in jobs}
+
     store, cores = directory / "store", subject[-1]
     url = (directory / "bucket").as_uri() if subject.startswith("copy") else None
     _build(store, n, url)
@@ -78,19 +83,15 @@ def measure(subject: str, n: int, directory: Path) -> dict[str, float]:
     if entries != n:
         raise RuntimeError(f"{entries} of {n} entries are sealed")
     if subject == "lmdb":
-        return _rates({HEADERS.name: lambda: _raw(store, False), WHOLE.name: lambda: _raw(store, True)}, n)
+        return rates({HEADERS.name: lambda: _raw(store, False), WHOLE.name: lambda: _raw(store, True)})
     read = store if url is None else Path(url)
     if cores not in "12":
-        return _rates(_plain(read, directory), n)
+        return rates(_plain(read, directory))
     started = time.perf_counter()
     with _session(cores) as spark:
         spark.range(1).count()
         start = time.perf_counter() - started
-        return _rates(_on_spark(read, directory, spark), n) | {START.name: start}
-
-
-def _rates(jobs: Jobs, n: int) -> dict[str, float]:
-    return {name: n / statistics.median(_times(job)) for name, job in jobs.items()}
+        return rates(_on_spark(read, directory, spark)) | {START.name: start}
 
 
 def _times(job: Callable[[], object]) -> list[float]:
@@ -233,21 +234,27 @@ def _session(cores: str) -> Iterator[SparkSession]:
 
 def main(argv: list[str]) -> int:
     """Run the workload."""
-    options = parse(argv, "pipeline", __doc__, n=(2_000_000,), quick_n=(100_000,))
+    options = parse(argv, "pipeline", __doc__, n=(2_000_000,), quick_n=(100_000,), more=_add_jobs)
     results = Results("pipeline", options)
     for n in options.n:
         case = f"{n:,}"
-        compare(results, case, "benchmarks.pipeline:measure", {"n": n}, MEASURES, SUBJECTS)
+        compare(results, case, "benchmarks.pipeline:measure", {"n": n, "jobs": options.extra.jobs}, MEASURES, SUBJECTS)
         headers = results.median(case, "local2", HEADERS.name)
         results.target(f"{case}: headers on 2 cores", headers, 1_000_000, "more", "entries/s")
-        plain, two = (results.median(case, subject, COMPACTION.name) for subject in ("duelog", "local2"))
-        if plain and two:
-            results.target(f"{case}: compaction on 2 cores, to one core without Spark", two / plain, 1.6, "more", "x")
         for one, both in (("duelog", "local2"), ("copy", "copy2")):
+            for job in (COMPACTION,) if one == "duelog" else (AUDIT, COMPACTION):
+                plain, two = (results.median(case, subject, job.name) for subject in (one, both))
+                if plain and two:
+                    text = f"{case}: {job.name}{' of a copy' * (one == 'copy')} on 2 cores, to one core without Spark"
+                    results.target(text, two / plain, 1.6, "more", "x")
             for job in (HEADERS, WHOLE, AUDIT, COMPACTION, EXPORT):
                 _note_what_pays(results, case, job.name, one, both)
     results.show()
     return 0
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=lambda text: text.split(","), default=[], metavar="JOB,...", help="these alone")
 
 
 def _note_what_pays(results: Results, case: str, job: str, one: str, both: str) -> None:

@@ -41,7 +41,7 @@ class Seaweed:
         self._within = within
         self._log = directory / "log"
         self._command = [*within, program, "server", f"-dir={directory}", "-s3", f"-ip={host}",
-                         "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-s3.port.lance=0",
+                         "-master.volumeSizeLimitMB=64", "-volume.max=0", "-s3.port.iceberg=0", "-s3.port.lance=0",
                          *(f"-{name}.port={port}" for name, port in ports.items())]  # fmt: skip
         self.address = f"http://{host}:{ports['s3']}"
 
