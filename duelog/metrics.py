@@ -82,12 +82,15 @@ COMMIT_ENTRIES = "duelog.commit.entries"
 COMMIT_REQUESTS = "duelog.commit.requests"
 REPLICA_LAG = "duelog.replica.lag"
 REPLICA_LAG_SIZE = "duelog.replica.lag.size"
+REPLICA_LAG_GROUPS = "duelog.replica.lag.groups"
 REPLICA_PUTS = "duelog.replica.puts"
+REPLICA_PUT_DURATION = "duelog.replica.put.duration"
 REPLICA_FAILURES = "duelog.replica.failures"
 REPLICA_MANIFEST_AGE = "duelog.replica.manifest.age"
 REPLICA_EPOCH = "duelog.replica.epoch"
 REPLICA_ROLE = "duelog.replica.role"
 REPLICA_AWAY = "duelog.replica.away.size"
+REPLICA_DIVERGED = "duelog.replica.diverged"
 
 DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 """Counters of a subscription, each a field of its statistics of the name's last word."""
@@ -95,12 +98,12 @@ DELIVERED = (RECEIVED, REDELIVERED, ACKNOWLEDGED, DEAD_LETTERED, EXPIRED)
 OF_TOPICS = (SENT, *DELIVERED, DELAYED, BACKLOG, OLDEST, RUNNING, PENDING, INDEX)
 """Gauges, and counters read as gauges are, that a survey of the topics gives; one of the partitions has the others."""
 
-OBSERVED = frozenset((SENT, *DELIVERED, REPLICA_PUTS, REPLICA_FAILURES))
+OBSERVED = frozenset((SENT, *DELIVERED, REPLICA_PUTS, REPLICA_PUT_DURATION, REPLICA_FAILURES))
 """Counters that are read at collection: counting costs no call of an instrument."""
 
 OF_REPLICA = (
-    REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_PUTS, REPLICA_FAILURES, REPLICA_MANIFEST_AGE, REPLICA_EPOCH, REPLICA_ROLE,
-    REPLICA_AWAY,
+    REPLICA_LAG, REPLICA_LAG_SIZE, REPLICA_LAG_GROUPS, REPLICA_PUTS, REPLICA_PUT_DURATION, REPLICA_FAILURES,
+    REPLICA_MANIFEST_AGE, REPLICA_EPOCH, REPLICA_ROLE, REPLICA_AWAY, REPLICA_DIVERGED,
 )  # fmt: skip
 """Gauges of a store that has a copy; others report none of them."""
 
@@ -142,12 +145,15 @@ SPECS = (
     Spec(COMMIT_REQUESTS, "histogram", "{request}", _ENVIRONMENT, "Callers of a group commit"),
     Spec(REPLICA_LAG, "gauge", "s", _STORE, "How long the oldest change not in the copy has waited; 0: none has"),
     Spec(REPLICA_LAG_SIZE, "gauge", "By", _STORE, "Changes that are not in the copy"),
+    Spec(REPLICA_LAG_GROUPS, "gauge", "{group}", _STORE, "Groups of the log that are not in the copy"),
     Spec(REPLICA_PUTS, "counter", "{object}", _STORE, "Log objects put into the copy"),
+    Spec(REPLICA_PUT_DURATION, "counter", "s", _STORE, "Time that putting them has taken, to divide by their number"),
     Spec(REPLICA_FAILURES, "counter", "{failure}", _STORE, "Tries to ship that failed, answers that were lost"),
     Spec(REPLICA_MANIFEST_AGE, "gauge", "s", _STORE, "Time since the newest manifest of the copy was taken"),
     Spec(REPLICA_EPOCH, "gauge", "{epoch}", _STORE, "Epoch in which this store leads: one more with each takeover"),
     Spec(REPLICA_ROLE, "gauge", "1", _STORE, "1: this store leads; 0: it refuses work, since another may lead"),
     Spec(REPLICA_AWAY, "gauge", "By", _STORE, "Time partitions that are in the copy alone (max_local_bytes)"),
+    Spec(REPLICA_DIVERGED, "gauge", "{tail}", _STORE, "Tails that were set aside here as another led, and are there"),
 )  # fmt: skip
 
 
@@ -359,11 +365,14 @@ class StoreMetrics(StoreListener):
         values: dict[str, float] = {
             REPLICA_LAG: found.lag_ms / 1000,
             REPLICA_LAG_SIZE: found.lag_bytes,
+            REPLICA_LAG_GROUPS: found.lag_groups,
             REPLICA_PUTS: found.puts,
+            REPLICA_PUT_DURATION: found.put_seconds,
             REPLICA_FAILURES: found.failures,
             REPLICA_EPOCH: found.epoch,
             REPLICA_ROLE: found.leads,
             REPLICA_AWAY: self._figures.away_bytes(),
+            REPLICA_DIVERGED: found.diverged,
         }
         if found.manifest_age_ms is not None:
             values[REPLICA_MANIFEST_AGE] = found.manifest_age_ms / 1000

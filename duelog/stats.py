@@ -138,11 +138,12 @@ class StoreStats:
     disk_bytes: the space that the files take, and the sum of its parts: disk_main_bytes, disk_partitions_bytes (with
     their snapshots), disk_wal_bytes and disk_attempts_bytes (files made in full before they are written to), and
     disk_other_bytes (what is being built or removed).
-    replica_lag_ms, replica_lag_bytes: of a store with `replica`, how long the oldest change that is not in the copy has
-    waited, and how much waits; 0: nothing does. replica_puts, replica_failures: of objects, since it was opened.
-    replica_manifest_age_ms: since the newest manifest; None: there is none. replica_error: why nothing is shipped now.
-    replica_epoch: in which this store leads; replica_leads: False while it refuses work, since another may lead.
-    All are None where there is no replica.
+    replica_lag_ms, replica_lag_bytes, replica_lag_groups: of a store with `replica`, how long the oldest change that is
+    not in the copy has waited, and how much waits; 0: nothing does. replica_puts, replica_put_seconds,
+    replica_failures: of log objects, since it was opened. replica_diverged: tails that this machine set aside as
+    another led. replica_manifest_age_ms: since the newest manifest; None: there is none. replica_error: why nothing is
+    shipped now. replica_epoch: in which this store leads; replica_leads: False while it refuses work, since another may
+    lead. All are None where there is no replica.
     away_partitions, away_bytes: partitions that are in the copy alone, and what they take there.
     """
 
@@ -171,12 +172,15 @@ class StoreStats:
     disk_other_bytes: int = 0
     replica_lag_ms: int | None = None
     replica_lag_bytes: int | None = None
+    replica_lag_groups: int | None = None
     replica_puts: int | None = None
+    replica_put_seconds: float | None = None
     replica_failures: int | None = None
     replica_manifest_age_ms: int | None = None
     replica_error: str | None = None
     replica_epoch: int | None = None
     replica_leads: bool | None = None
+    replica_diverged: int | None = None
     away_partitions: int = 0
     away_bytes: int = 0
 
@@ -186,12 +190,15 @@ class ReplicaFigures(NamedTuple):
 
     lag_ms: int
     lag_bytes: int
+    lag_groups: int
     puts: int
+    put_seconds: float
     failures: int
     manifest_age_ms: int | None
     error: str | None
     epoch: int
     leads: bool
+    diverged: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,11 +638,14 @@ class Figures:
         """Where shipping stands; None: the store has no replica."""
         if self._shipping is None:
             return None
-        state = self._shipping.state()
+        from .replica.replica_status import tails_of  # noqa: PLC0415 - only a store with a replica needs it
+
+        state, diverged = self._shipping.state(), len(tails_of(self._storage.path))
         taken_ms = state.manifest_ms
         age_ms = None if taken_ms is None else max(self._clock.now_ms() - taken_ms, 0)
-        counts = state.lag_ms, state.lag_bytes, state.puts, state.failures
-        return ReplicaFigures(*counts, age_ms, state.error, state.epoch, state.leads)
+        lag = state.lag_ms, state.lag_bytes, state.lag_groups
+        counts = state.puts, state.put_seconds, state.failures
+        return ReplicaFigures(*lag, *counts, age_ms, state.error, state.epoch, state.leads, diverged)
 
     def away_bytes(self) -> int:
         """Bytes of partitions that are in the copy alone."""

@@ -1,4 +1,4 @@
-"""Where a copy stands, told from the bucket alone; and what a store's directory has that is not in it."""
+"""Where a copy stands, told from the bucket alone; and what a store's directory has, or had, that is not in it."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,9 @@ from .bucket import FILES, LOG, Bucket
 from .identity import REPLICA, copied_identity
 from .log_object import Owner, find_object
 from .pruning import read_manifests
+
+MESSAGES = "messages.jsonl"
+"""File of a tail that was set aside: its messages, a line of JSON each."""
 
 
 class ReplicaStatus(NamedTuple):
@@ -47,6 +50,17 @@ def shipped_to(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(url)
+
+
+def aside_of(path: Path) -> Path:
+    """The directory of the tails of the store in `path`, which are set aside as another leads."""
+    return path.with_name(f"{path.name}.diverged")
+
+
+def tails_of(path: Path) -> dict[int, Path]:
+    """The file of each tail of the store in `path` that is there, by epoch, in order."""
+    files = aside_of(path).glob(f"*/{MESSAGES}")
+    return dict(sorted((int(file.parent.name), file) for file in files if file.parent.name.isdigit()))
 
 
 def replica_status(bucket: Bucket, store: Path | None = None) -> ReplicaStatus:

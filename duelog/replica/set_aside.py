@@ -30,10 +30,9 @@ from duelog.store.wal.write_batch import single_rows
 from .bucket import Bucket
 from .log_object import FENCE, read_object
 from .log_tail import LogLost, LogTail
+from .replica_status import MESSAGES, aside_of, tails_of
 
 _log = logging.getLogger("duelog.replica")
-
-MESSAGES = "messages.jsonl"
 
 _SENT_AT_ONCE = 1_000
 
@@ -45,11 +44,6 @@ class AsideMessage(NamedTuple):
     message_id: str
     due_ms: int
     message: Message
-
-
-def aside_of(path: Path) -> Path:
-    """The directory of the tails of the store in `path`."""
-    return path.with_name(f"{path.name}.diverged")
 
 
 def set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
@@ -157,12 +151,10 @@ def _of_run(run: Run, topic: str) -> Iterator[dict[str, Any]]:
 
 def read_aside(path: Path) -> dict[int, list[AsideMessage]]:
     """The messages of the tails of the store in `path`, by epoch, in the order in which they were sent."""
-    tails = {}
-    for directory in sorted(aside_of(path).glob("*"), key=lambda each: int(each.name) if each.name.isdigit() else -1):
-        if directory.name.isdigit() and (directory / MESSAGES).exists():
-            lines = (directory / MESSAGES).read_text(encoding="utf-8").splitlines()
-            tails[int(directory.name)] = [_read(json.loads(line)) for line in lines]
-    return tails
+    return {
+        epoch: [_read(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+        for epoch, file in tails_of(path).items()
+    }
 
 
 def _read(fields: dict[str, Any]) -> AsideMessage:

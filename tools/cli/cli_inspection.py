@@ -56,10 +56,6 @@ _STORE_FIGURES = (
 )  # fmt: skip
 """Figures that a store has when it is opened read-only, too."""
 
-_REPLICA_FIGURES = tuple(f"replica_{each}" for each in ("lag_ms", "lag_bytes", "puts", "failures", "manifest_age_ms",
-                                                        "error", "epoch", "leads"))  # fmt: skip
-"""Figures of a store that ships to a copy, where the process that does so is asked."""
-
 _TOPIC_FIGURES = ("name", "pending", "fired", "entries", "ledgers", "stored_bytes")
 _SUBSCRIPTION_FIGURES = ("name", "backlog", "mark_delete", "consumers", "unacknowledged", "redelivering",
                          "dead_lettered", "fetching_ms", "paused")  # fmt: skip
@@ -75,8 +71,8 @@ def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
 def _store_stats(there: Asked, name: str, topics: int) -> None:
     found = there.ask("figures", {})
     figures = {name: found[name] for name in _STORE_FIGURES}
-    if found.get("replica_lag_ms") is not None:
-        figures |= {name: found[name] for name in _REPLICA_FIGURES}
+    if found.get("replica_lag_ms") is not None:  # it ships to a copy, and the process that does so is asked
+        figures |= {name: value for name, value in found.items() if name.startswith("replica_")}
     if found.get("away_partitions"):
         figures |= {name: found[name] for name in ("away_partitions", "away_bytes")}
     shown = list(islice(_figures(there), topics))

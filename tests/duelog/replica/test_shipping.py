@@ -417,16 +417,19 @@ def test_figures_tell_how_far_the_copy_is_behind(
     clock.advance(5_000)
     stats, metrics = store.stats(), present(store._engine.metrics)
     assert stats.replica_lag_ms == 5_000
-    assert present(stats.replica_lag_bytes) > 0
+    assert present(stats.replica_lag_bytes) > present(stats.replica_lag_groups) > 0
     assert (stats.replica_puts, stats.replica_failures, stats.replica_manifest_age_ms) == (0, 1, 5_000)
     assert "is down" in present(stats.replica_error)
     assert (stats.replica_epoch, stats.replica_leads) == (1, True)
     values = {name: [each.value for each in metrics.observe(name)] for name in OF_REPLICA}
-    assert list(values.values()) == [[5.0], [stats.replica_lag_bytes], [0], [1], [5.0], [1], [True], [0]]
+    behind = [5.0], [stats.replica_lag_bytes], [stats.replica_lag_groups]
+    assert tuple(values.values()) == (*behind, [0], [0.0], [1], [5.0], [1], [True], [0], [0])
     bucket.is_down = False
     ship(store)
     stats = store.stats()
     assert (stats.replica_lag_ms, stats.replica_lag_bytes, stats.replica_puts, stats.replica_error) == (0, 0, 1, None)
+    assert stats.replica_lag_groups == 0
+    assert present(stats.replica_put_seconds) > 0
     plain = open_store(tmp_path / "plain")
     assert plain.stats().replica_lag_ms is None
     assert present(plain._engine.metrics).observe(OF_REPLICA[0]) == []

@@ -22,7 +22,8 @@ from duelog.errors import (
 from duelog.replica.bucket import log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, LogObject, unpack
-from duelog.replica.set_aside import aside_of, read_aside, send_again
+from duelog.replica.replica_status import aside_of
+from duelog.replica.set_aside import read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
 from tests.duelog.replica.faulty import URL, FaultyBucket, ship, shipping_of
 from tests.duelog.side_by_side import crashed
