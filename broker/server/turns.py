@@ -58,7 +58,7 @@ class Turns:
         self._broker = broker
         self._announce = announce
         self._listen = listen
-        self._poll_s = min(max(standby.lease_ms / 10_000, 0.05), 1.0)
+        self._poll_s = min(max(standby.lease_ms / 20_000, 0.05), 0.5)
         self._thread = ThreadPoolExecutor(1, "duelog-standby")
 
     async def run(self) -> None:

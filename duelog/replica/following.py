@@ -138,20 +138,22 @@ class Standby:
         Raises ReplicaUnreachable: nothing is known. ReplicaRefused, ReplicaDamaged: the copy cannot be restored.
         """
         with explained(self._path):
-            last = self._read_on()
+            last = self._read_on(lists=False)
             if last is not None and self._has_passed(last):
-                self._put_fence(last)
-                last = self._read_on()
+                last = self._read_on(lists=True)  # what is missing is not the end
+                if last is not None and self._has_passed(last):
+                    self._put_fence(last)
+                    last = self._read_on(lists=True)
             if last is None or last.kind != FENCE or last.maker.opening != self._owner.opening:
                 return False
             return self._lead(last)
 
-    def _read_on(self) -> LogObject | None:
-        """Apply what is new; the last object, None where there is none yet."""
+    def _read_on(self, lists: bool) -> LogObject | None:
+        """Apply what is new; the last object, None where there is none yet. lists: as of `ReplicaLog.more`."""
         before = None if self._log is None else self._log.seq
         try:
             if self._restoring is not None:
-                self._restoring.go_on()
+                self._restoring.go_on(lists)
         except (ReplicaDamaged, ReplicaRefused) as error:  # a newer manifest may make up for it
             _log.warning("%s: the copy is restored once more: %s", self._path, error)
             self._restoring = None

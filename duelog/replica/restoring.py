@@ -91,14 +91,14 @@ class ReplicaLog:
         self.seq, self.time_ms = self.manifest.first, self.manifest.taken_ms
         self.place = max(self.manifest.next_place - 1, 0)
 
-    def more(self) -> Iterator[Group]:
+    def more(self, lists: bool = True) -> Iterator[Group]:
         """All groups from `seq` on that are there.
 
+        lists: one that is missing before others is damage; False: it is the end, where no more than one has come.
         Raises ReplicaDamaged, ForkFound; ReplicaRefused where groups before the moment were never shipped.
         """
         manifest = self.manifest
-        last = max(self.bucket.numbers(self.seq), default=0)
-        for content in self.bucket.read_each(self.seq, last + 1):
+        for content in self._contents(lists):
             made, groups = self._object(self.seq, content)
             is_after = self.at_ms is not None and made.time_ms > self.at_ms
             for group in groups:
@@ -115,6 +115,14 @@ class ReplicaLog:
         if self._read < manifest.next_place - 1 and manifest.first <= manifest.seq:
             reason = f"is missing: the files of {manifest.seq} rely on it"
             raise ReplicaDamaged(self.bucket.url, log_name(self.seq), reason)
+
+    def _contents(self, lists: bool) -> Iterator[_Read]:
+        for _ in range(0 if lists else 2):  # to read costs a fraction of a listing; what is more is read ahead
+            if (content := self.bucket.read(self.seq)) is None:
+                return
+            yield content
+        last = max(self.bucket.numbers(self.seq), default=0)
+        yield from self.bucket.read_each(self.seq, last + 1)
 
     def _object(self, seq: int, content: _Read) -> tuple[LogObject, list[Group]]:
         name = log_name(seq)
@@ -259,9 +267,9 @@ class Restoring:
         self._number = self._recover_instant(self._log.more())
         self._apply_each(self._left)
 
-    def go_on(self) -> None:
-        """Apply what has come to the log since."""
-        self._apply_each(self._log.more())
+    def go_on(self, lists: bool) -> None:
+        """Apply what has come to the log since. lists: as of `ReplicaLog.more`."""
+        self._apply_each(self._log.more(lists))
 
     def _apply_each(self, groups: Iterator[Group]) -> None:
         for slice_ in self._slices(groups):

@@ -15,11 +15,12 @@ from duelog.errors import (
     InvalidArgument,
     NotLeader,
     NotReplicated,
+    ReplicaDamaged,
     ReplicaRefused,
     ReplicaUnreachable,
     StoreFailed,
 )
-from duelog.replica.bucket import log_name
+from duelog.replica.bucket import Listed, log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, LogObject, unpack
 from duelog.replica.replica_status import aside_of
@@ -244,6 +245,44 @@ def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(
     assert bench.waiting("two") == {b"0", b"1", b"2"}
 
 
+def test_a_standby_lists_nothing_while_objects_come_one_by_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the next number, which costs a fraction; of many that have come, the rest is listed and read ahead."""
+    follower = bench.follow("two")
+    folders: list[str] = []
+    listing = bench.bucket.listing
+
+    def noted(folder: str, offset: str | None = None) -> list[Listed]:
+        folders.append(folder)
+        return listing(folder, offset)
+
+    monkeypatch.setattr(bench.bucket, "listing", noted)
+    for number in range(3):
+        bench.ship(b"%d" % number)
+        assert not follower.step()
+        assert not follower.step()
+    assert folders == []
+    for number in range(3, 8):
+        bench.ship(b"%d" % number)
+    assert not follower.step()
+    assert folders == ["log"]
+    bench.take_over(follower)
+    assert bench.waiting("two") == {b"%d" % number for number in range(8)}
+
+
+def test_a_standby_puts_no_fence_in_place_of_an_object_that_is_missing(bench: Bench) -> None:
+    """It says which one is missing, as long as no newer manifest makes up for it."""
+    follower = bench.follow("two")
+    for number in range(3):
+        bench.ship(b"%d" % number)
+    missing = bench.bucket.numbers()[-2]
+    bench.bucket.delete([log_name(missing)])
+    assert not follower.step()
+    bench.pass_lease()
+    with pytest.raises(ReplicaDamaged, match=log_name(missing)):
+        follower.step()
+    assert bench.bucket.read(missing) is None
+
+
 def test_a_standby_that_is_killed_begins_again(bench: Bench) -> None:
     """With what it left beside; killed between its fence and its opening, it fences once more."""
     bench.ship(b"1")
@@ -302,6 +341,10 @@ def test_a_deposed_leader_sets_its_tail_aside_and_follows(bench: Bench) -> None:
             assert send_again(second, epoch, tail) == 8
         assert waiting(second) == {b"shipped", b"told-1", b"told-2", b"told-3", b"batch"}
         assert second.stats().pending == 9
+        second.hand_over()
+    assert back.step()
+    with bench.open("one") as again:
+        assert again.stats().replica_diverged == 1
 
 
 def test_a_leader_that_had_shipped_everything_leaves_nothing_aside(bench: Bench) -> None:
