@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import KW_ONLY, InitVar, dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -52,24 +53,22 @@ OwnerOf = Callable[[str], str | None]
 """By `tenant/namespace`, the address of the broker that has it, `http://host:port`; None: this one."""
 
 
+@dataclass(eq=False)
 class Application:
-    """Answers requests by its routes. Of the event loop's thread."""
+    """Answers requests by its routes. Of the event loop's thread.
 
-    def __init__(
-        self,
-        routes: Iterable[Route],
-        authentication: Authentication,
-        permissions: Permissions,
-        owner_of: OwnerOf = lambda namespace: None,
-        *,
-        is_local: bool = False,
-    ) -> None:
-        """is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost."""
-        self._is_local = is_local
+    is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost.
+    """
+
+    routes: InitVar[Iterable[Route]]
+    _authentication: Authentication
+    _permissions: Permissions
+    _owner_of: OwnerOf = lambda namespace: None
+    _: KW_ONLY
+    is_local: bool = False
+
+    def __post_init__(self, routes: Iterable[Route]) -> None:
         self.router = Router(routes)
-        self._authentication = authentication
-        self._permissions = permissions
-        self._owner_of = owner_of
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; raises nothing but the end of its task."""
@@ -98,7 +97,7 @@ class Application:
         raw_path = request.rel_url.raw_path
         found = self.router.find(method, raw_path)
         is_open = not isinstance(found, list) and found.route.need is Need.NOTHING
-        if self._is_local and not (is_open or self._authentication.methods):
+        if self.is_local and not (is_open or self._authentication.methods):
             _refuse_other_names(request)
         role = None if is_open else (await self._prove(request)).role
         if isinstance(found, list):

@@ -9,6 +9,7 @@ joined by AND.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -101,24 +102,23 @@ _FAILOVER_NOTICES = 12
 """Protocol version of clients that know ACTIVE_CONSUMER_CHANGE."""
 
 
+@dataclass(eq=False)
 class Attached:
-    """A subscription that has consumers, or is getting one."""
+    """A subscription that has consumers, or is getting one.
 
-    def __init__(
-        self,
-        topic: Topic,
-        partition: int,
-        name: str,
-        config: BrokerConfig,
-        calls: LoopCalls,
-        workers: Workers,
-        clock: Callable[[], int],
-        failed: Callable[["Attached", Exception], object],
-    ) -> None:
-        """partition: of the topic, or -1. name: of the subscription, as stored. clock: the store's, in ms."""
-        self.topic = topic
-        self.partition = partition
-        self.name = name
+    partition: of the topic, or -1. name: of the subscription, as stored. clock: the store's, in ms.
+    """
+
+    topic: Topic
+    partition: int
+    name: str
+    _config: BrokerConfig
+    _calls: LoopCalls
+    _workers: Workers
+    _clock: Callable[[], int]
+    _failed: Callable[["Attached", Exception], object]
+
+    def __post_init__(self) -> None:
         self.durable = True
         self.lock = asyncio.Lock()
         """Held while a consumer comes, or the subscription moves or is deleted."""
@@ -137,8 +137,8 @@ class Attached:
         """The topic's last entry, as it was found last."""
         self.moving = False
         """True while a seek is under way and nothing is dispatched."""
-        self.max_unacked_consumer = config.max_unacked_messages_per_consumer
-        self.max_unacked = config.max_unacked_messages_per_subscription
+        self.max_unacked_consumer = self._config.max_unacked_messages_per_consumer
+        self.max_unacked = self._config.max_unacked_messages_per_subscription
         self.departed = Dispatched()
         """Figures of closed consumers since the start."""
         self.dispatched: Callable[[ReceivedMessages], object] | None = None
@@ -147,8 +147,8 @@ class Attached:
         self._entry_bytes = 1_024.0
         self._last: Consumer | None = None
         """The consumer that was sent something last; the next one has its turn."""
-        fail, durable = partial(failed, self), config.ack_response_durable
-        self.pump = Pump(calls, workers, clock, self._plan, self._deliver, fail, durable)
+        fail, durable = partial(self._failed, self), self._config.ack_response_durable
+        self.pump = Pump(self._calls, self._workers, self._clock, self._plan, self._deliver, fail, durable)
 
     @property
     def type(self) -> SubscriptionType | None:

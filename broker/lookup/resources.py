@@ -42,21 +42,16 @@ class NamespaceSettings(msgspec.Struct, frozen=True, rename="camel"):
     """By role."""
 
 
+@dataclass(eq=False)
 class Records(Generic[V]):
-    """Values by name, each a JSON document."""
+    """Values by name, each a JSON document. prefix: the beginning of the documents' keys."""
 
-    def __init__(
-        self,
-        documents: Documents,
-        kind: str,
-        to_json: Callable[[V], dict[str, Any]],
-        from_json: Callable[[dict[str, Any]], V],
-    ) -> None:
-        """kind: the first part of the documents' keys."""
-        self._documents = documents
-        self._prefix = f"{kind}/"
-        self._to_json = to_json
-        self._from_json = from_json
+    _documents: Documents
+    _prefix: str
+    _to_json: Callable[[V], dict[str, Any]]
+    _from_json: Callable[[dict[str, Any]], V]
+
+    def __post_init__(self) -> None:
         self._values: dict[str, V] = {}
         self._changing = asyncio.Lock()
 
@@ -132,7 +127,7 @@ class Records(Generic[V]):
 
 def values_of(documents: Documents, kind: str, member: str) -> Records[Any]:
     """Records of plain values: a document is an object with one member."""
-    return Records(documents, kind, lambda value: {member: value}, itemgetter(member))
+    return Records(documents, f"{kind}/", lambda value: {member: value}, itemgetter(member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +148,7 @@ class Resources:
         self.tenants: Records[list[str]] = values_of(documents, "tenant", "adminRoles")
         """Administrators by tenant."""
         to_json = partial(msgspec.to_builtins, order="sorted")
-        self.namespaces = Records(documents, "namespace", to_json, partial(msgspec.convert, type=NamespaceSettings))
+        self.namespaces = Records(documents, "namespace/", to_json, partial(msgspec.convert, type=NamespaceSettings))
         self.partitioned: Records[int] = values_of(documents, "partitioned", "partitions")
         """Numbers of partitions by `tenant/namespace/name`."""
         self.deduplication: Records[bool] = values_of(documents, "topic", "deduplication")

@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...store.errors import DuelogError
@@ -127,27 +127,23 @@ class _Producing:
         self.opening = 0
 
 
+@dataclass(eq=False)
 class Producers:
-    """All producers. Of the event loop's thread."""
+    """All producers. Of the event loop's thread. clock: the store's, in ms."""
 
-    def __init__(
-        self,
-        open_topic: OpenTopic,
-        facts: TopicFacts,
-        workers: Workers,
-        calls: LoopCalls,
-        clock: Callable[[], int],
-        config: BrokerConfig,
-    ) -> None:
-        """clock: the store's, in ms."""
-        self._most = config.max_producers_per_connection
-        self._keep_alive_s = config.keep_alive_interval_seconds
-        self.sends = Sends(calls, config, clock)
+    _open_topic: OpenTopic
+    _facts: TopicFacts
+    _workers: Workers
+    _calls: LoopCalls
+    _clock: Callable[[], int]
+    _config: BrokerConfig
+
+    def __post_init__(self) -> None:
+        self._most = self._config.max_producers_per_connection
+        self._keep_alive_s = self._config.keep_alive_interval_seconds
+        self.sends = Sends(self._calls, self._config, self._clock)
         self.sends.on_failed = self._close
-        self._open_topic = open_topic
-        self._facts = facts
-        self._workers = workers
-        self._time = calls.loop.time
+        self._time = self._calls.loop.time
         self._connections: dict[int, SendingPeer] = {}
         self._topics: dict[str, _Producing] = {}
         self.departed: dict[str, Figures] = {}

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -32,49 +32,36 @@ PIECE = 64 * 1024
 """Bytes handed to a transport at once."""
 
 
-class Writing(Protocol):
-    """The part of a transport that the queue uses."""
-
-    def write(self, data: bytes | bytearray | memoryview, /) -> None: ...
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class WriteQueue:
-    """Bytes queued for one transport. Runs on the event loop's thread."""
+    """Bytes queued for one transport. Runs on the event loop's thread.
 
-    __slots__ = ("_call_soon", "_chunks", "_high", "_low", "_marks", "_on_low", "_paused", "_scheduled",
-                 "_stall", "_transport", "is_over", "left", "size")  # fmt: skip
+    high, low: bytes; `on_low` is called once for every time that the queue was over `high`.
+    """
 
-    def __init__(
-        self,
-        transport: Writing,
-        call_soon: Callable[[Callable[[], None]], object],
-        *,
-        high: int,
-        low: int,
-        on_low: Callable[[], None],
-    ) -> None:
-        """high, low: bytes; `on_low` is called once for every time that the queue was over `high`."""
-        transport.set_write_buffer_limits(high=1, low=0)  # over TLS 0 bytes are as many as 0, and an empty one is full
-        self._transport: Writing | None = transport
-        self._call_soon = call_soon
-        self._high = high
-        self._low = low
-        self._on_low = on_low
-        self._chunks: deque[bytes | memoryview] = deque()
-        self._marks: deque[tuple[int, Callable[[], object]]] = deque()
-        """Values that `left` has to reach, each with the call to make then."""
-        self.is_over = False
-        """True from reaching the high mark until falling to the low one."""
-        self._paused = False
-        self._scheduled = False
-        self.size = 0
-        """Bytes that were not handed to the transport yet."""
-        self.left = 0
-        """Bytes that have left, to tell whether the client takes any."""
-        self._stall = (0, 0.0)
-        """The last seen `left`, and the time since which it has not grown."""
+    _transport: asyncio.WriteTransport | None
+    _call_soon: Callable[[Callable[[], None]], object]
+    _: KW_ONLY
+    high: int
+    low: int
+    on_low: Callable[[], None]
+    _chunks: deque[bytes | memoryview] = field(default_factory=deque, init=False)
+    _marks: deque[tuple[int, Callable[[], object]]] = field(default_factory=deque, init=False)
+    """Values that `left` has to reach, each with the call to make then."""
+    is_over: bool = field(default=False, init=False)
+    """True from reaching the high mark until falling to the low one."""
+    _paused: bool = field(default=False, init=False)
+    _scheduled: bool = field(default=False, init=False)
+    size: int = field(default=0, init=False)
+    """Bytes that were not handed to the transport yet."""
+    left: int = field(default=0, init=False)
+    """Bytes that have left, to tell whether the client takes any."""
+    _stall: tuple[int, float] = field(default=(0, 0.0), init=False)
+    """The last seen `left`, and the time since which it has not grown."""
+
+    def __post_init__(self) -> None:
+        if self._transport is not None:  # over TLS 0 bytes are as many as 0, and an empty one is full
+            self._transport.set_write_buffer_limits(high=1, low=0)
 
     @property
     def is_empty(self) -> bool:
@@ -94,7 +81,7 @@ class WriteQueue:
         if blob is not None:
             self._chunks.append(blob)
             self.size += len(blob)
-        if self.size >= self._high:
+        if self.size >= self.high:
             self.is_over = True
         if not self._scheduled and not self._paused:
             self._scheduled = True
@@ -138,9 +125,9 @@ class WriteQueue:
             self._transport.write(piece)
             if self._marks and not self._paused:
                 self._tell()
-        if self.is_over and self.size <= self._low and self._transport is not None:
+        if self.is_over and self.size <= self.low and self._transport is not None:
             self.is_over = False
-            self._on_low()
+            self.on_low()
 
     def _take(self) -> bytes | memoryview:
         chunks, taken, size = self._chunks, [], 0

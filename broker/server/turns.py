@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
 
@@ -36,29 +36,23 @@ _log = logging.getLogger("duelog.broker")
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Turns:
-    """Follows, leads, and follows again, until the process is told to end. Runs on the event loop's thread."""
+    """Follows, leads, and follows again, until the process is told to end. Runs on the event loop's thread.
 
-    def __init__(
-        self,
-        standby: Standby,
-        config: BrokerConfig,
-        open_store: Callable[[], DelayedStore],
-        broker: Callable[[DelayedStore], Broker],
-        announce: Callable[[Urls, Urls, str], object],
-        listen: tuple[str, int] | None = None,
-    ) -> None:
-        """`open_store` opens the store once it leads. announce: told where, of the leader that this process is.
+    open_store: opens the store once it leads. announce: told where, of the leader that this process is. listen: where
+    the broker serves `duelog.connect`.
+    """
 
-        listen: where the broker serves `duelog.connect`.
-        """
-        self._standby = standby
-        self._config = config
-        self._open_store = open_store
-        self._broker = broker
-        self._announce = announce
-        self._listen = listen
-        self._poll_s = min(max(standby.lease_ms / 20_000, 0.05), 0.5)
+    _standby: Standby
+    _config: BrokerConfig
+    _open_store: Callable[[], DelayedStore]
+    _broker: Callable[[DelayedStore], Broker]
+    _announce: Callable[[Urls, Urls, str], object]
+    _listen: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._poll_s = min(max(self._standby.lease_ms / 20_000, 0.05), 0.5)
         self._thread = ThreadPoolExecutor(1, "duelog-standby")
 
     async def run(self) -> None:

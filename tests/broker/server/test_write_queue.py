@@ -14,7 +14,7 @@ from duelog.broker.server.connection import PIECE, WriteQueue
 from tests.broker.security.certificates import write_pair
 
 
-class Transport:
+class Transport(asyncio.WriteTransport):
     """Takes a piece at once, or keeps it until `drain`."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Transport:
         self.full = False
         self.queue: WriteQueue | None = None
 
-    def write(self, data: bytes | bytearray | memoryview, /) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         self.pieces.append(bytes(data))
         if self.full and self.queue is not None:
             self.queue.pause()
