@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import ValidationError, convert
 
@@ -20,6 +20,9 @@ from .lookup.compatibility import Compatibility
 from .protocol.frames import MAX_MESSAGE_SIZE
 
 S = TypeVar("S", bound="ServiceConfig")
+
+Count = Annotated[int, "more than 0"]
+Seconds = Annotated[float, "more than 0"]
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 """Addresses to listen at that are no address to connect to."""
@@ -52,38 +55,38 @@ class ServiceConfig:
     cluster_name: str = "standalone"
     """A label of metrics."""
 
-    max_message_size: int = MAX_MESSAGE_SIZE
+    max_message_size: Count = MAX_MESSAGE_SIZE
     """Bytes of a message or batch, its metadata included."""
-    broker_max_connections: int = 20_000
+    broker_max_connections: Count = 20_000
     """Connections over it are told so and closed."""
-    broker_max_connections_per_ip: int = 10_000
+    broker_max_connections_per_ip: Count = 10_000
     """Connections of one address; further ones are told so and closed."""
-    handshake_timeout_seconds: float = 30
+    handshake_timeout_seconds: Seconds = 30
     """Seconds in which a client has to authenticate."""
-    keep_alive_interval_seconds: float = 30
+    keep_alive_interval_seconds: Seconds = 30
     """Silence before a PING; after as much again the connection is closed."""
-    write_stall_seconds: float = 120
+    write_stall_seconds: Seconds = 120
     """A connection is closed that has taken nothing of what waits for it for so long."""
-    write_high_mark: int = 1 << 20
+    write_high_mark: Count = 1 << 20
     """Bytes that wait for a connection at which it is sent no messages and is not read."""
     write_low_mark: int = 1 << 18
     """Bytes that wait at which the connection gets messages and is read again."""
-    max_pending_requests: int = 1_000
+    max_pending_requests: Count = 1_000
     """Requests of a connection under way at which it is not read."""
     shutdown_timeout_seconds: float = 20
     """Seconds that connections and the store's consumers have to finish in when the broker stops."""
 
-    max_concurrent_lookup_request: int = 50_000
+    max_concurrent_lookup_request: Count = 50_000
     """Lookups of a proxy, and listings of topics, under way; those over it are answered TooManyRequests."""
     max_topic_list_in_flight_heap_mem_size_mb: int = 100
     """Memory of topic lists being made; 0: no limit. A broker's administration can change this and the next five."""
-    max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: int = 25_000
+    max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis: Count = 25_000
     """Longest wait of a listing for memory, after which it is answered TooManyRequests."""
     max_topic_list_in_flight_heap_mem_size_permits_acquire_queue_size: int = 1_000
     """Listings that may wait; 0: any number."""
     max_topic_list_in_flight_direct_mem_size_mb: int = 100
     """Memory of frames being written; 0: no limit."""
-    max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: int = 25_000
+    max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis: Count = 25_000
     """Longest wait of a frame for memory."""
     max_topic_list_in_flight_direct_mem_size_permits_acquire_queue_size: int = 1_000
     """Frames that may wait; 0: any number."""
@@ -101,7 +104,7 @@ class ServiceConfig:
             number = getattr(self, each.name)
             if isinstance(number, (int, float)):
                 self._check(each.name, number >= 0, "expected 0 or more")
-                self._check(each.name, number > 0 or each.name not in _POSITIVE, "expected more than 0")
+                self._check(each.name, number > 0 or each.type not in (Count, Seconds), "expected more than 0")
                 self._check(each.name, number <= 65_535 or each.name not in _PORTS, "expected 0 to 65535")
         certified = self.tls_certificate_file_path is not None
         self._check("write_low_mark", self.write_low_mark <= self.write_high_mark, "over writeHighMark")
@@ -140,19 +143,19 @@ class BrokerConfig(ServiceConfig):
     """Addresses that LOOKUP gives clients that name a listener: `name:pulsar://host:port`, or `pulsar+ssl`."""
     web_service_port_tls: int | None = None
     """Port of administration over TLS; needs a certificate."""
-    max_http_server_connections: int = 2_048
+    max_http_server_connections: Count = 2_048
     """Connections over it are closed."""
 
-    max_pending_publish_requests_per_connection: int = 1_000
+    max_pending_publish_requests_per_connection: Count = 1_000
     """SENDs of a connection without an answer at which it is not read."""
     max_producers_per_connection: int = 10_000
     """A producer over it is refused."""
     max_consumers_per_connection: int = 10_000
     """A consumer over it is refused."""
-    worker_threads: int = 16
+    worker_threads: Count = 16
     """Threads for what waits for the disk."""
 
-    stats_update_frequency_in_secs: float = 60
+    stats_update_frequency_in_secs: Seconds = 60
     """Seconds over which rates are averaged."""
     expose_topic_level_metrics_in_prometheus: bool = True
     """/metrics has series for each topic and subscription; else for each namespace."""
@@ -179,9 +182,9 @@ class BrokerConfig(ServiceConfig):
     """Handling of a delay over the maximum: "error" refuses the message, "clamp" shortens the delay."""
     ack_response_durable: bool = False
     """Answer acknowledgements once they are on disk."""
-    max_unacked_messages_per_consumer: int = 50_000
+    max_unacked_messages_per_consumer: Count = 50_000
     """Messages out and not acknowledged at which dispatch to a consumer stops, until half."""
-    max_unacked_messages_per_subscription: int = 200_000
+    max_unacked_messages_per_subscription: Count = 200_000
     """The same limit for all consumers of a subscription together."""
     enable_broker_side_subscription_pattern_evaluation: bool = True
     """Match patterns in the broker, and let clients watch for topics."""
@@ -270,28 +273,6 @@ class BrokerConfig(ServiceConfig):
 
 
 _PORTS = ("broker_service_port", "broker_service_port_tls", "web_service_port", "web_service_port_tls")
-
-_POSITIVE = (
-    "broker_max_connections",
-    "broker_max_connections_per_ip",
-    "broker_proxy_connect_timeout_ms",
-    "handshake_timeout_seconds",
-    "keep_alive_interval_seconds",
-    "max_concurrent_lookup_request",
-    "max_http_server_connections",
-    "max_message_size",
-    "max_pending_publish_requests_per_connection",
-    "max_pending_requests",
-    "max_topic_list_in_flight_direct_mem_size_permits_acquire_timeout_millis",
-    "max_topic_list_in_flight_heap_mem_size_permits_acquire_timeout_millis",
-    "max_unacked_messages_per_consumer",
-    "max_unacked_messages_per_subscription",
-    "request_timeout_seconds",
-    "stats_update_frequency_in_secs",
-    "worker_threads",
-    "write_high_mark",
-    "write_stall_seconds",
-)
 
 
 def _host_of(address: str) -> str:

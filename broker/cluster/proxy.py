@@ -21,7 +21,7 @@ from ...store.errors import InvalidArgument
 from ..admin.application import Application
 from ..admin.http_request import HttpError, Reply, Request
 from ..admin.routing import Need, Route
-from ..configuration import EVERYWHERE, ServiceConfig
+from ..configuration import EVERYWHERE, Count, Seconds, ServiceConfig
 from ..listing.memory_limits import PROXY_PREFIX, DualMemoryLimiter, limits_of
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError
@@ -202,16 +202,16 @@ class ProxyConfig(ServiceConfig):
     """Brokers that are asked, in turn, where no placement says which."""
     tls_hostname_verification_enabled: bool = True
     """True: a broker's certificate has to be for its name."""
-    broker_max_connections: int = 10_000
+    broker_max_connections: Count = 10_000
     """Connections over it are told so and closed."""
-    broker_proxy_connect_timeout_ms: int = 10_000
+    broker_proxy_connect_timeout_ms: Count = 10_000
     """Timeout of a connection to a broker."""
-    request_timeout_seconds: float = 30
+    request_timeout_seconds: Seconds = 30
     """Timeout of a request to a broker."""
     shutdown_timeout_seconds: float = 5
     """Time that connections have to finish when the proxy ends."""
-    max_message_size: int = field(default=MAX_MESSAGE_SIZE, init=False)
-    max_pending_requests: int = field(default=1_000, init=False)
+    max_message_size: Count = field(default=MAX_MESSAGE_SIZE, init=False)
+    max_pending_requests: Count = field(default=1_000, init=False)
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""
