@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...store.errors import DuelogError, InvalidArgument
 from ..output import write_line
 from ..values import alone, extra, open_to_read, require_store, settings_of
-from .options import Store, allow_every_descriptor, argument, option
+from .options import NOTHING, Given, Group, Store, allow_every_descriptor, argument, option
 
 if TYPE_CHECKING:
     from ... import DelayedStore, Worker
@@ -101,12 +101,19 @@ class Processes:
 
 app = typer.Typer()
 
-Port = Annotated[int | None, option("Port of the binary protocol; 6650. 0: one that is free.")]
-Host = Annotated[str | None, option("Address to listen at; localhost. 0.0.0.0: every one of this machine.")]
+_EVERYWHERE = "Address to listen at; localhost. 0.0.0.0: every one of this machine."
+_OF_SERVICE: dict[str, tuple[type, Any]] = {
+    "broker_service_port": (int, option("--port", "Port of the binary protocol; 6650. 0: one that is free.")),
+    "bind_address": (str, option("--host", _EVERYWHERE)),
+    "tls_certificate_file_path": (
+        Path, option("--tls-cert", "FILE", "Certificate chain in PEM: TLS at port 6651 as well.")
+    ),
+    "tls_key_file_path": (Path, option("--tls-key", "FILE", "Its key in PEM, not encrypted.")),
+    "placement_file": (Path, option("--placement", "FILE", "Which broker serves which namespace: TOML or JSON.")),
+}  # fmt: skip
+Service = Annotated[Given, Group({name: Annotated[kind | None, how] for name, (kind, how) in _OF_SERVICE.items()})]
+"""Settings that a broker and a proxy have, by their names."""
 Config = Annotated[Path | None, option("FILE", "Settings in TOML; options count more.")]
-TlsCert = Annotated[Path | None, option("FILE", "Certificate chain in PEM: TLS at port 6651 as well.")]
-TlsKey = Annotated[Path | None, option("FILE", "Its key in PEM, not encrypted.")]
-PlacementFile = Annotated[Path | None, option("FILE", "Which broker serves which namespace: TOML or JSON.")]
 Log = Annotated[str, option("LEVEL", "What is logged to standard error.")]
 
 _EXAMPLE = """
@@ -121,15 +128,11 @@ _LEVELS = ("debug", "info", "warning", "error")
 @app.command()
 def serve(
     store: Store,
-    port: Port = None,
-    host: Host = None,
+    service: Service = NOTHING,
     http: Annotated[
         int | None, option("Port of administration over HTTP, for pulsar-admin and others; none. 0: as --port.")
     ] = None,
     config: Config = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    placement: PlacementFile = None,
     name: Annotated[str | None, option("Which broker of --placement this one is.")] = None,
     listen: Annotated[
         str | None, option("HOST:PORT", "Serve duelog.connect over TCP, encrypted with --tls-cert.")
@@ -160,17 +163,7 @@ def serve(
         from ...broker.server.broker import Broker, store_config
         from ...broker.server.service import run_service
     log_to_stderr(log)
-    chosen = read_settings(
-        BrokerConfig,
-        config,
-        broker_service_port=port,
-        bind_address=host,
-        web_service_port=http,
-        tls_certificate_file_path=tls_cert,
-        tls_key_file_path=tls_key,
-        placement_file=placement,
-        placement_broker=name,
-    )
+    chosen = read_settings(BrokerConfig, config, **service, web_service_port=http, placement_broker=name)
     if replica is not None:
         chosen = dataclasses.replace(chosen, store={**chosen.store, "replica": replica})
     if standby:
@@ -258,13 +251,9 @@ def proxy(
     broker: Annotated[
         list[str] | None, option("URL", "A broker: pulsar://host:port or pulsar+ssl://. Repeatable.")
     ] = None,
-    placement: PlacementFile = None,
-    port: Port = None,
-    host: Host = None,
+    service: Service = NOTHING,
     http: Annotated[int | None, option("Port of /metrics and /health; none if left out. 0: as --port.")] = None,
     config: Config = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
     tls_trust: Annotated[Path | None, option("FILE", "Certificates that those of brokers are checked by.")] = None,
     log: Log = "warning",
 ) -> None:
@@ -284,13 +273,9 @@ def proxy(
     chosen = read_settings(
         ProxyConfig,
         config,
+        **service,
         broker_urls=tuple(broker) if broker else None,
-        placement_file=placement,
-        broker_service_port=port,
-        bind_address=host,
         web_service_port=http,
-        tls_certificate_file_path=tls_cert,
-        tls_key_file_path=tls_key,
         broker_client_trust_certs_file_path=tls_trust,
     )
     allow_every_descriptor()
