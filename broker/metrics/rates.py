@@ -9,6 +9,7 @@ those by which Pulsar tells write latencies, so that its buckets are sums of the
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -181,7 +182,7 @@ class LoopLag:
 
 
 _SLICE = 500
-"""Topics and subscriptions that are looked at in one turn of the loop: less than a millisecond or so."""
+"""Places that are looked at in one turn of the loop: less than a millisecond or so."""
 
 READERS = ""
 """In place of a subscription's name."""
@@ -204,23 +205,6 @@ class OutRate(NamedTuple):
     acked: float = 0.0
 
 
-class _Track:
-    """Counts of one place when it was looked at last, and its rates then."""
-
-    __slots__ = ("at", "counts", "rates")
-
-    def __init__(self, at: float, width: int) -> None:
-        self.at = at
-        self.counts: tuple[int, ...] = (0,) * width
-        self.rates: tuple[float, ...] = (0.0,) * width
-
-    def look(self, now: float, counts: tuple[int, ...]) -> None:
-        elapsed = now - self.at
-        if elapsed > 0:
-            self.rates = tuple(max(new - old, 0) / elapsed for new, old in zip(counts, self.counts, strict=True))
-            self.at, self.counts = now, counts
-
-
 class Rates:
     """Rates of all producers and consumers. Of the event loop's thread."""
 
@@ -229,9 +213,10 @@ class Rates:
         self._consumers = consumers
         self._loop = loop
         self._period_s = period_s
-        self._tracks: dict[object, _Track] = {}
+        self._rates: dict[object, tuple[float, ...]] = {}
         """By producer, consumer, ("in", topic), ("out", topic), (topic, subscription)."""
-        self._next: dict[object, _Track] = {}
+        self._seen: dict[object, tuple[float, tuple[int, ...]]] = {}
+        """Likewise, when each was looked at last, and its counts then."""
         self._since = loop.time()
         """When the last look began: what was not there then has counted from 0 since."""
         self._timer: Timer | None = None
@@ -268,72 +253,65 @@ class Rates:
     def _look(self) -> Iterator[None]:
         """Look at what there is, a slice at each step."""
         since, self._since = self._since, self._loop.time()
-        self._next = {}
-        for number, topic in enumerate(list(self._producers.departed)):
+        rates: dict[object, tuple[float, ...]] = {}
+        seen: dict[object, tuple[float, tuple[int, ...]]] = {}
+        for number, (key, counts) in enumerate(self._counted()):
             if number % _SLICE == _SLICE - 1:
                 yield
-            for key, came in (
-                (("in", topic), self.received(topic)),
-                *((producer, producer.figures) for producer in self._producers.of_topic(topic)),
-            ):
-                self._track(key, since, came.messages, came.bytes, came.entries)
-        topics: dict[str, Dispatched] = {}
-        for number, group in enumerate(self._consumers.groups):
-            if number % _SLICE == _SLICE - 1:
-                yield
-            total = Dispatched()
+            now = self._loop.time()
+            at, before = self._seen.get(key, (since, (0,) * len(counts)))
+            seen[key], rates[key] = (at, before), self._rates.get(key, ())
+            if now > at:
+                rates[key] = tuple(max(new - old, 0) / (now - at) for new, old in zip(counts, before, strict=True))
+                seen[key] = now, counts
+        self._rates, self._seen = rates, seen
+
+    def _counted(self) -> Iterator[tuple[object, tuple[int, ...]]]:
+        """Yield the counts of each place; between two of them others may come and go."""
+        for topic in list(self._producers.departed):
+            came = self.received(topic)
+            yield ("in", topic), (came.messages, came.bytes, came.entries)
+            for producer in self._producers.of_topic(topic):
+                yield producer, (producer.figures.messages, producer.figures.bytes, producer.figures.entries)
+        topics: dict[str, Dispatched] = defaultdict(Dispatched)
+        attached = set()
+        for group in self._consumers.groups:
+            total, place = Dispatched(), (group.topic.name, group.name)
             if group.durable:
                 total.add(group.departed)
-            for consumer in group.consumers:
+            for consumer in list(group.consumers):
                 total.add(consumer.figures)
-                topics.setdefault(group.topic.name, Dispatched()).add(consumer.figures)
-                self._track(consumer, since, *_counts(consumer.figures))
-            self._track((group.topic.name, group.name), since, *_counts(total))
-        for number, (topic, departed) in enumerate(list(self._consumers.departed.items())):
-            if number % _SLICE == _SLICE - 1:
-                yield
-            for name, figures in departed.items():
-                topics.setdefault(topic, Dispatched()).add(figures)
-                if (topic, name) not in self._next:
-                    self._track((topic, name), since, *_counts(figures))
-        for number, (topic, total) in enumerate(topics.items()):
-            if number % _SLICE == _SLICE - 1:
-                yield
-            self._track(("out", topic), since, *_counts(total))
-        self._tracks, self._next = self._next, {}
-
-    def _track(self, key: object, since: float, *counts: int) -> None:
-        track = self._tracks.get(key) or _Track(since, len(counts))
-        track.look(self._loop.time(), counts)
-        self._next[key] = track
+                topics[group.topic.name].add(consumer.figures)
+                yield consumer, _counts(consumer.figures)
+            attached.add(place)
+            yield place, _counts(total)
+        for topic, departed in list(self._consumers.departed.items()):
+            for name, figures in list(departed.items()):
+                topics[topic].add(figures)
+                if (topic, name) not in attached:
+                    yield (topic, name), _counts(figures)
+        for topic, total in topics.items():
+            yield ("out", topic), _counts(total)
 
     # -- rates ---------------------------------------------------------------------------------------
 
     def of_producer(self, producer: OpenProducer) -> InRate:
-        return self._in(producer)
+        return InRate(*self._rates.get(producer, ()))
 
     def published(self, topic: str) -> InRate:
         """Rates of what is sent to a topic, by its full name."""
-        return self._in(("in", topic))
+        return InRate(*self._rates.get(("in", topic), ()))
 
     def of_consumer(self, consumer: Consumer) -> OutRate:
-        return self._out(consumer)
+        return OutRate(*self._rates.get(consumer, ()))
 
     def of_subscription(self, topic: str, name: str) -> OutRate:
         """Rates of a subscription or a reader; its name as it is stored."""
-        return self._out((topic, name))
+        return OutRate(*self._rates.get((topic, name), ()))
 
     def dispatched(self, topic: str) -> OutRate:
         """Rates of a topic to all of its consumers."""
-        return self._out(("out", topic))
-
-    def _in(self, key: object) -> InRate:
-        track = self._tracks.get(key)
-        return InRate() if track is None else InRate(*track.rates)
-
-    def _out(self, key: object) -> OutRate:
-        track = self._tracks.get(key)
-        return OutRate() if track is None else OutRate(*track.rates)
+        return OutRate(*self._rates.get(("out", topic), ()))
 
     # -- counts since the start ------------------------------------------------------------------------
 
@@ -347,12 +325,12 @@ class Rates:
 
     def sent(self, topic: str) -> dict[str, Dispatched]:
         """Counts of a topic's consumers since the broker started, by subscription; "": readers, and deleted ones."""
-        found: dict[str, Dispatched] = {}
+        found: dict[str, Dispatched] = defaultdict(Dispatched)
         for name, figures in self._consumers.departed.get(topic, {}).items():
-            found.setdefault(name, Dispatched()).add(figures)
+            found[name].add(figures)
         for name, consumers in self._consumers.of_topic(topic).items():
             for consumer in consumers:
-                found.setdefault(name if consumer.command.durable else READERS, Dispatched()).add(consumer.figures)
+                found[name if consumer.command.durable else READERS].add(consumer.figures)
         return found
 
     def forget_topic(self, topic: str) -> None:
