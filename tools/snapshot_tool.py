@@ -6,7 +6,7 @@ every entry of the pending partitions once.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +34,7 @@ from .columns.sealed import Sealed, open_generation, open_main_to_read
 from .values import require_store, stored_identity
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSnapshot:
+class FoundSnapshot(NamedTuple):
     """A snapshot of a topic's log in a partition. `usable`: the next start would restore from it.
 
     topic: None when the topic was deleted. reason: why it is not complete, or not usable.
@@ -75,20 +74,6 @@ class RebuildReport:
     def damaged(self) -> int:
         """Entries, or runs of entries, that cannot be read."""
         return sum(len(log.found.damaged) for log in self.logs)
-
-
-def list_snapshots(path: Path, *, partition: str | None = None, topic: str | None = None) -> list[FoundSnapshot]:
-    """Snapshots of a store by what their metadata says, of one partition (its name) and topic, or of all.
-
-    Reads no part, and works beside a writing process. Raises InvalidArgument, UnknownTopic, DamagedStore.
-    """
-    return list(_found(path, partition, topic, read_parts=False))
-
-
-def verify_snapshots(path: Path, *, partition: str | None = None, topic: str | None = None) -> list[FoundSnapshot]:
-    """The same with every part read and verified. Raises StoreLocked as well: a process has the store open."""
-    with _locked(path):
-        return list(_found(path, partition, topic, read_parts=True))
 
 
 @contextmanager
@@ -132,8 +117,16 @@ def _topic_names(main: Environment, topic: str | None) -> dict[int, str]:
     return {topic_id: name for topic_id, name in names.items() if name == wanted}
 
 
-def _found(path: Path, partition: str | None, topic: str | None, *, read_parts: bool) -> Iterator[FoundSnapshot]:
-    with open_main_to_read(path) as (identity, main):
+def list_snapshots(
+    path: Path, *, partition: str | None = None, topic: str | None = None, verify: bool = False
+) -> list[FoundSnapshot]:
+    """Snapshots of a store by what their metadata says, of one partition (its name) and topic, or of all.
+
+    Reads no part, and works beside a writing process. verify: read and verify every part; StoreLocked is raised where
+    a process has the store open. Raises InvalidArgument, UnknownTopic, DamagedStore.
+    """
+    found = []
+    with _locked(path) if verify else nullcontext(), open_main_to_read(path) as (identity, main):
         names, wal = _topic_names(main, topic), FollowedWal(path, identity.store_id)
         for sealed, record in _partitions(path, main, partition):
             follow = wal if record.state is PartitionState.OPEN else None
@@ -142,10 +135,16 @@ def _found(path: Path, partition: str | None, topic: str | None, *, read_parts: 
                     if topic is not None and topic_id not in names:
                         continue
                     with main.read() as raw:
-                        frontier = catalog.frontier(raw, topic_id, sealed.start_ms)
-                    for info in inspect_snapshots(environment, ledger_id, read_parts=read_parts):
-                        reason = _why_not(info, frontier or FrontierRecord.start(ledger_id), entries, sealed, record)
-                        yield _described(info, sealed.partition, names.get(topic_id), entries, reason)
+                        frontier = catalog.frontier(raw, topic_id, sealed.start_ms) or FrontierRecord.start(ledger_id)
+                    for info in inspect_snapshots(environment, ledger_id, read_parts=verify):
+                        reason, told = _why_not(info, frontier, entries, sealed, record), info.metadata
+                        usable = info.state is SnapshotState.COMPLETE and not reason
+                        found.append(FoundSnapshot(
+                            sealed.partition, names.get(topic_id), ledger_id, info.snapshot_id, info.state.value,
+                            usable, reason, info.parts, info.stored_bytes, told and told.entries, told and told.tail,
+                            entries, told and told.created_ms,
+                        ))  # fmt: skip
+    return found
 
 
 def _why_not(
@@ -159,25 +158,6 @@ def _why_not(
     except Unusable as error:
         return str(error)
     return info.reason if record.state is PartitionState.OPEN else "the partition is closed"
-
-
-def _described(info: SnapshotInfo, partition: str, topic: str | None, entries: int, reason: str) -> FoundSnapshot:
-    metadata = info.metadata
-    return FoundSnapshot(
-        partition,
-        topic,
-        info.ledger_id,
-        info.snapshot_id,
-        info.state.value,
-        info.state is SnapshotState.COMPLETE and not reason,
-        reason,
-        info.parts,
-        info.stored_bytes,
-        None if metadata is None else metadata.entries,
-        None if metadata is None else metadata.tail,
-        entries,
-        None if metadata is None else metadata.created_ms,
-    )
 
 
 Progress = Callable[[int, int], object]
@@ -198,62 +178,48 @@ def rebuild_snapshots(
     that of the snapshots there are, else the default); a snapshot made with another is not used.
     Raises StoreLocked (a process has the store open), InvalidArgument, UnknownTopic, DamagedStore, StoreFull.
     """
-    with _locked(path):
+    report, read = RebuildReport([]), 0
+    with ExitStack() as stack:
+        stack.enter_context(_locked(path))
         identity = stored_identity(path)
-        with closing(
-            open_main(path, StoreConfig(partition_ms=identity.partition_ms), identity, read_only=False)
-        ) as main:
-            return _rebuilt(path, identity.store_id, main, partition, topic, bucket_ms, progress)
+        config = StoreConfig(partition_ms=identity.partition_ms)
+        main = stack.enter_context(closing(open_main(path, config, identity, read_only=False)))
+        names, quarantine = _topic_names(main, topic), Quarantine(main)
+        # Those that a killed process left vacant have no snapshot.
+        partitions = [row for row in _partitions(path, main, partition) if row[0].path.exists()]
+        logs: dict[int, Logs] = {}  # of which snapshots are made: of topics that are there, in open partitions
+        for sealed, record in partitions:
+            with open_generation(sealed, identity.store_id, write=True) as environment:
+                here = logs_of(environment) if record.state is PartitionState.OPEN else []
+                logs[sealed.start_ms] = [log for log in here if log[0] in names]
+        total = sum(entries for here in logs.values() for _, _, entries in here)
 
+        def further(entries: int) -> None:
+            nonlocal read
+            read += entries
+            progress(read, total)
 
-def _rebuilt(
-    path: Path,
-    store_id: bytes,
-    main: Environment,
-    partition: str | None,
-    topic: str | None,
-    bucket_ms: int | None,
-    progress: Progress,
-) -> RebuildReport:
-    names = _topic_names(main, topic)
-    # Those that a killed process left vacant have no snapshot.
-    partitions = [row for row in _partitions(path, main, partition) if row[0].path.exists()]
-    logs: dict[int, Logs] = {}  # of which snapshots are made: of topics that are there, in open partitions
-    for sealed, record in partitions:
-        with open_generation(sealed, store_id, write=True) as environment:
-            here = logs_of(environment) if record.state is PartitionState.OPEN else []
-            logs[sealed.start_ms] = [log for log in here if log[0] in names]
-    total = sum(entries for here in logs.values() for _, _, entries in here)
-    report = RebuildReport([])
-    quarantine = Quarantine(main)
-    read = 0
-
-    def further(entries: int) -> None:
-        nonlocal read
-        read += entries
-        progress(read, total)
-
-    progress(0, total)
-    for sealed, record in partitions:
-        with open_generation(sealed, store_id, write=True) as environment:
-            if record.state is not PartitionState.OPEN:
-                report.removed += remove_snapshots(environment)
-            used_ms = bucket_ms or _bucket_ms(environment)
-            for topic_id, ledger_id, _ in logs[sealed.start_ms]:
-                found = rebuild_log(
-                    main,
-                    environment,
-                    topic_id,
-                    ledger_id,
-                    start_ms=sealed.start_ms,
-                    bucket_ms=used_ms,
-                    part_bytes=StoreConfig().snapshot_part_bytes,
-                    created_ms=SystemClock().now_ms(),
-                    quarantine=quarantine.add,
-                    progress=further,
-                )
-                quarantine.flush()
-                report.logs.append(RebuiltLog(sealed.partition, names[topic_id], found))
+        further(0)
+        for sealed, record in partitions:
+            with open_generation(sealed, identity.store_id, write=True) as environment:
+                if record.state is not PartitionState.OPEN:
+                    report.removed += remove_snapshots(environment)
+                used_ms = bucket_ms or _bucket_ms(environment)
+                for topic_id, ledger_id, _ in logs[sealed.start_ms]:
+                    found = rebuild_log(
+                        main,
+                        environment,
+                        topic_id,
+                        ledger_id,
+                        start_ms=sealed.start_ms,
+                        bucket_ms=used_ms,
+                        part_bytes=StoreConfig().snapshot_part_bytes,
+                        created_ms=SystemClock().now_ms(),
+                        quarantine=quarantine.add,
+                        progress=further,
+                    )
+                    quarantine.flush()
+                    report.logs.append(RebuiltLog(sealed.partition, names[topic_id], found))
     return report
 
 

@@ -11,7 +11,7 @@ from duelog.tools.audit.store_audit import audit_store
 from duelog.tools.columns.scan_arrow import plan_pending, scan_pending
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
-from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
+from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots
 from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore, applied
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, send
@@ -76,7 +76,7 @@ READERS: dict[str, tuple[Callable[[Path], object], object]] = {
     "figures": (figures, [3, [1, 1, 1], []]),
     "check": (lambda path: check_store(path, deep=True), []),
     "audit": (lambda path: audit_store(path, as_of_ms=START_MS).findings, []),
-    "snapshots": (lambda path: [*list_snapshots(path), *verify_snapshots(path)], []),
+    "snapshots": (lambda path: [*list_snapshots(path), *list_snapshots(path, verify=True)], []),
     "rebuild": (lambda path: rebuild_snapshots(path).logs, []),
     "log": (lambda path: sum(row.table == "PARTITION" for row in wal_rows(path)), 3),
 }

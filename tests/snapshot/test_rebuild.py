@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from duelog.store.log.scan import runs
-from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots, verify_snapshots
+from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots
 from tests.conftest import START_MS, OpenStore, present
 from tests.partitions.packing_all import buckets_of
 
@@ -121,7 +122,7 @@ def test_what_is_rebuilt_is_what_a_full_replay_makes(store: DelayedStore, open_s
     )
     assert (report.damaged, report.removed, len(report.logs)) == (0, 0, 4)
     assert told[-1][0] == told[-1][1] == sum(log.found.entries for log in report.logs)
-    found = verify_snapshots(store.path)
+    found = list_snapshots(store.path, verify=True)
     assert [(each.topic or "")[-1] for each in found] == ["a", "b", "a", "b"]
     assert all(each.usable and each.tail == each.log_entries for each in found)
     opened = open_store(config=CONFIG)
@@ -137,12 +138,12 @@ def test_the_new_snapshot_is_complete_before_the_old_ones_go(
     def fail(*arguments: Any) -> Any:
         raise RuntimeError("in the middle")
 
-    before = [each for each in verify_snapshots(store.path) if each.usable]
+    before = [each for each in list_snapshots(store.path, verify=True) if each.usable]
     assert before
     monkeypatch.setattr(rebuild, "write_snapshot", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         rebuild_snapshots(store.path)
-    assert [each for each in verify_snapshots(store.path) if each.usable] == before
+    assert [each for each in list_snapshots(store.path, verify=True) if each.usable] == before
 
 
 def test_only_what_was_asked_for_is_rebuilt(store: DelayedStore) -> None:
@@ -222,16 +223,16 @@ def test_listing_says_why_a_snapshot_is_not_used(store: DelayedStore) -> None:
 def test_a_store_that_is_open_is_refused(store: DelayedStore, open_store: OpenStore) -> None:
     """Rebuilding and verifying take the store's lock; listing looks on."""
     open_store(config=CONFIG)
-    refused: list[str] = []
+    refused: list[StoreLocked] = []
 
     def try_it() -> None:
-        for tool in (rebuild_snapshots, verify_snapshots):
+        for tool in (rebuild_snapshots, partial(list_snapshots, verify=True)):
             try:
                 tool(store.path)
-            except StoreLocked:
-                refused.append(tool.__name__)
+            except StoreLocked as error:
+                refused.append(error)
 
     thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
-    assert refused == ["rebuild_snapshots", "verify_snapshots"]
+    assert len(refused) == 2

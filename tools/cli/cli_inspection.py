@@ -380,10 +380,10 @@ def verify(store: Store, partition: Partition = None, topic: Topic = None) -> No
 
     $ duelog snapshot verify data
     """
-    from ..snapshot_tool import verify_snapshots
+    from ..snapshot_tool import list_snapshots
 
     with alone("it replaces snapshots while they are read: end it first, or verify a backup"):
-        found = verify_snapshots(store, partition=partition, topic=topic)
+        found = list_snapshots(store, partition=partition, topic=topic, verify=True)
     _show(found)
     if not all(each.usable for each in found):
         raise typer.Exit(1)
@@ -445,7 +445,7 @@ def _show(found: list[FoundSnapshot]) -> None:
         )
         for each in found
     )
-    out.listing(map(asdict, found), f"snapshots: {len(found):,}", columns, rows)
+    out.listing((each._asdict() for each in found), f"snapshots: {len(found):,}", columns, rows)
 
 
 def _show_report(report: RebuildReport) -> None:
