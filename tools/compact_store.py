@@ -16,9 +16,9 @@ the process that ships there takes it (replica/compacted.py).
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ..cleanup.adoption import Adopted, Refused, adopt_ready
 from ..cleanup.compaction import Staged, hand_over, stage_generation
@@ -72,26 +72,48 @@ class CompactionTask(NamedTuple):
     copied: Excerpt | None = None
 
 
-class Figures(NamedTuple):
-    """Size of a partition, and of what no subscription needs of it; bytes are those of bodies."""
+@dataclass(frozen=True, slots=True)
+class PartitionCompaction:
+    """The outcome of one partition, and its figures.
 
+    outcome: "skipped" (too little to drop), "planned" (a dry run), "adopted", "waiting" (for the process that has the
+    store open) or "failed", with the `reason`. dead_*: bodies that no subscription needs; file_bytes: the length of the
+    file. messages, body_bytes and dead_* are 0 where it failed before it was planned.
+    """
+
+    partition: str
+    generation: int
     messages: int
     body_bytes: int
     dead_messages: int
     dead_bytes: int
+    file_bytes: int
+    file_bytes_after: int | None = None
+    outcome: str = "skipped"
+    reason: str = ""
+
+    @classmethod
+    def of(cls, sealed: Sealed) -> Self:
+        """The outcome of a partition that was not planned yet."""
+        return cls(sealed.partition, sealed.generation, 0, 0, 0, 0, sealed.file_bytes)
+
+    def failed(self, reason: str) -> Self:
+        return replace(self, outcome="failed", reason=reason, file_bytes_after=None)
+
+    @property
+    def dead_ratio(self) -> float:
+        return self.dead_bytes / self.body_bytes if self.body_bytes else 0.0
 
 
 class PartitionAnswer(NamedTuple):
-    """Result of a task. figures None: it failed before it was planned. result None: nothing was to be copied.
-
-    failure: why it could not be compacted, and is as it was.
-    """
+    """Result of a task: the outcome so far, and what was staged."""
 
     start_ms: int
-    figures: Figures | None = None
-    worth_it: bool = False
+    outcome: PartitionCompaction
     result: Staged | None = None
-    failure: str = ""
+
+    def failed(self, reason: str) -> Self:
+        return self._replace(outcome=self.outcome.failed(reason), result=None)
 
 
 def compact_partition(
@@ -99,28 +121,29 @@ def compact_partition(
 ) -> PartitionAnswer:
     """Plan a partition; if enough of it is dead, copy and verify it. Told bytes of the file dealt with, twice over.
 
-    What is wrong with the partition, and a full disk, is an answer with `failure`. So is what the system refuses (an
+    What is wrong with the partition, and a full disk, is an answer that says so. So is what the system refuses (an
     OSError, or an error that it is the cause of), unless the task is begun `again` by the caller that gets it raised.
     """
     if task.copied is not None:
         return _compact_copied(task, task.copied, again)
-    answer = PartitionAnswer(task.sealed.start_ms)
+    found, result = PartitionCompaction.of(task.sealed), None
     try:
         with open_generation(task.sealed, task.store_id) as source:
             plan = plan_generation(source, task.claims)
             entries = sum(log.entries for log in plan.logs)
-            figures = Figures(entries, plan.body_bytes, plan.dead_entries, plan.dead_bytes)
-            worth_it = plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio
-            answer = answer._replace(figures=figures, worth_it=worth_it)
-            if worth_it and not task.dry_run:
-                staged = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
-                answer = answer._replace(result=staged)
+            found = replace(found, messages=entries, body_bytes=plan.body_bytes)
+            found = replace(found, dead_messages=plan.dead_entries, dead_bytes=plan.dead_bytes)
+            if plan.dead_entries > 0 and plan.dead_ratio >= task.min_dead_ratio:
+                found = replace(found, outcome="planned")
+                if not task.dry_run:
+                    result = stage_generation(Path(task.sealed.store), source, plan, progress=progress)
+                    found = replace(found, outcome="waiting", file_bytes_after=result.file_bytes)
     except (DuelogError, OSError) as error:
         refused = _refused_by_system(error, Path(task.sealed.store) / "staging")
         if again and refused is not None:
             raise
-        answer = answer._replace(failure=SWEPT if isinstance(refused, FileNotFoundError) else str(error))
-    return answer
+        found = found.failed(SWEPT if isinstance(refused, FileNotFoundError) else str(error))
+    return PartitionAnswer(task.sealed.start_ms, found, result)
 
 
 def _compact_copied(task: CompactionTask, copied: Excerpt, again: bool) -> PartitionAnswer:
@@ -133,9 +156,9 @@ def _compact_copied(task: CompactionTask, copied: Excerpt, again: bool) -> Parti
             if answer.result is not None:
                 name = put_compacted(Bucket(task.sealed.store), answer.result)
                 answer = answer._replace(result=answer.result._replace(directory=name))
-            return answer
+            return answer._replace(outcome=replace(answer.outcome, file_bytes=task.sealed.file_bytes))
     except (ReplicaDamaged, DamagedStore) as error:
-        return PartitionAnswer(task.sealed.start_ms, failure=str(error))
+        return PartitionAnswer(task.sealed.start_ms, PartitionCompaction.of(task.sealed).failed(str(error)))
 
 
 def _refused_by_system(error: DuelogError | OSError, staging: Path) -> OSError | None:
@@ -154,7 +177,7 @@ def publish(store: Path, answer: PartitionAnswer) -> PartitionAnswer:
     try:
         return answer._replace(result=hand_over(store, answer.result))
     except FileNotFoundError:
-        return answer._replace(result=None, failure=SWEPT)
+        return answer.failed(SWEPT)
 
 
 _ADOPTED_AT_ONCE = 64
@@ -165,31 +188,6 @@ then both generations take space."""
 Progress = Callable[[int, int], object]
 """Told (bytes dealt with so far, bytes in all): a partition is read twice, to copy it and to verify the copy. One that
 is not copied has been dealt with once it is planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionCompaction:
-    """The outcome of one partition, and its figures.
-
-    outcome: "skipped" (too little to drop), "planned" (a dry run), "adopted", "waiting" (for the process that has the
-    store open) or "failed", with the `reason`. dead_*: bodies that no subscription needs; file_bytes: the length of the
-    file. messages, body_bytes and dead_* are 0 where it failed before it was planned.
-    """
-
-    partition: str
-    generation: int
-    messages: int
-    body_bytes: int
-    dead_messages: int
-    dead_bytes: int
-    file_bytes: int
-    file_bytes_after: int | None
-    outcome: str
-    reason: str = ""
-
-    @property
-    def dead_ratio(self) -> float:
-        return self.dead_bytes / self.body_bytes if self.body_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +310,7 @@ def _tasks(path: Path, min_dead_ratio: float, dry_run: bool) -> "tuple[list[Comp
                 with open_generation(sealed, identity.store_id) as source, source.read() as rows:
                     logs = partition_logs(rows)
             except DuelogError as error:
-                found.answers[start_ms] = PartitionAnswer(start_ms, failure=str(error))
+                found.answers[start_ms] = PartitionAnswer(start_ms, PartitionCompaction.of(sealed).failed(str(error)))
                 continue
             claims = tuple(claims_of_logs(raw, known[start_ms], logs))
             tasks.append(CompactionTask(sealed, identity.store_id, claims, min_dead_ratio, dry_run))
@@ -362,12 +360,8 @@ class _Found:
 
     def report(self, path: Path) -> CompactionReport:
         """A row for each partition but those that the store has deleted or replaced before they were planned."""
-        rows = {start_ms: self._row(sealed) for start_ms, sealed in self.sealed.items()}
-        unplanned = [
-            start_ms
-            for start_ms, row in rows.items()
-            if row.outcome == "failed" and self.answers[start_ms].figures is None
-        ]
+        rows = {start_ms: self._row(self.answers[start_ms]) for start_ms in self.sealed}
+        unplanned = [start_ms for start_ms, row in rows.items() if row.outcome == "failed" and not row.messages]
         if unplanned:
             with open_main_to_read(path) as (_, main), main.read() as raw:
                 records = dict(catalog.partitions(raw))
@@ -378,21 +372,9 @@ class _Found:
                     del rows[start_ms]
         return CompactionReport(list(rows.values()))
 
-    def _row(self, sealed: Sealed) -> PartitionCompaction:
-        answer = self.answers[sealed.start_ms]
-        after, reason = None, ""
-        if sealed.start_ms in self.adopted:
-            outcome, after = "adopted", self.adopted[sealed.start_ms]
-        elif answer.failure:
-            outcome, reason = "failed", answer.failure
-        elif answer.result is None:
-            outcome = "planned" if answer.worth_it else "skipped"
-        else:
-            name = Path(answer.result.directory).name
-            outcome, after = "waiting", answer.result.file_bytes
-            if name in self.refused:
-                outcome, after, reason = "failed", None, self.refused[name]
-        figures = answer.figures or Figures(0, 0, 0, 0)
-        return PartitionCompaction(
-            sealed.partition, sealed.generation, *figures, sealed.file_bytes, after, outcome, reason
-        )
+    def _row(self, answer: PartitionAnswer) -> PartitionCompaction:
+        if answer.start_ms in self.adopted:
+            after = self.adopted[answer.start_ms]
+            return replace(answer.outcome, outcome="adopted", file_bytes_after=after, reason="")
+        name = "" if answer.result is None else Path(answer.result.directory).name
+        return answer.outcome.failed(self.refused[name]) if name in self.refused else answer.outcome

@@ -20,6 +20,7 @@ from duelog.tools.compact_store import (
     CompactionReport,
     CompactionTask,
     PartitionAnswer,
+    PartitionCompaction,
     Runner,
     _tasks,
     compact_partition,
@@ -156,7 +157,7 @@ def spoil(path: Path) -> None:
 
     def first_alone(tasks: Sequence[CompactionTask], progress: Callable[[int], object]) -> Iterable[PartitionAnswer]:
         yield from run_here(tasks[:1], progress)
-        yield from (PartitionAnswer(task.sealed.start_ms, None, False, None) for task in tasks[1:])
+        yield from (PartitionAnswer(task.sealed.start_ms, PartitionCompaction.of(task.sealed)) for task in tasks[1:])
 
     compact_store(path, run=first_alone)
     with (sealed_generations(path)[1].path / "data.mdb").open("r+b") as file:
@@ -212,7 +213,7 @@ def test_the_largest_partition_is_begun_first(store: Built, monkeypatch: pytest.
     answers = compact_with_spark(sized, spark=object())  # type: ignore[arg-type]
     assert [task.sealed.file_bytes for task in sent] == [40960, 8192, 4096]
     assert {each.start_ms for each in answers} == {task.sealed.start_ms for task in tasks}
-    assert all(each.failure for each in answers)  # none of them is of that size
+    assert all(each.outcome.outcome == "failed" for each in answers)  # none of them is of that size
     assert compact_with_spark([], spark=object()) == []  # type: ignore[arg-type]
 
 
@@ -227,6 +228,6 @@ def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch:
     with pytest.raises(OSError, match="Input/output"):
         compact_in_task(task)
     answer = compact_partition(task)
-    assert answer.failure == "[Errno 5] Input/output error"
-    assert answer.figures
-    assert answer.worth_it
+    assert answer.outcome.reason == "[Errno 5] Input/output error"
+    assert answer.outcome.outcome == "failed"
+    assert answer.outcome.dead_messages > 0
