@@ -27,19 +27,19 @@ from .import_lines import first_refused
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ImportedReminders:
     """The result of an import: messages sent, reminders already past, reminders that have no time.
 
     Of those of an earlier import: reminders that were replaced, that are as they were, and that were cancelled.
     """
 
-    messages: int
-    past: int
-    without_time: int
-    updated: int
-    unchanged: int
-    cancelled: int
+    messages: int = 0
+    past: int = 0
+    without_time: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    cancelled: int = 0
 
 
 def import_ics(
@@ -68,21 +68,20 @@ def import_ics(
         components = list(query.between(now - timedelta(days=31), now + horizon + timedelta(days=31)))
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument("FILE", getattr(file, "name", None), f"no calendar: {error}") from None
-    messages: list[Message] = []
-    past = without_time = 0
+    done, messages = ImportedReminders(), list[Message]()
     seen: set[tuple[str, int, str]] = set()  # an absolute trigger of a recurring event is one reminder
     for component in components:
         if str(component.get("STATUS", "")).upper() == "CANCELLED":
             continue
         triggers = _triggers(component, zone)
         if triggers is None:
-            without_time += 1
+            done.without_time += 1
             continue
         for trigger in triggers:
             message = _message(component, trigger, zone)
             identity = (message.key or "", _ms(trigger), str(component.get("SUMMARY", "")))
             if trigger <= now:
-                past += 1
+                done.past += 1
             elif trigger <= now + horizon and identity not in seen:
                 seen.add(identity)
                 messages.append(message)
@@ -96,18 +95,14 @@ def import_ics(
         reason = f"a delay of {refused['asked_ms']} ms is {refused['reason']}"
         raise InvalidMessage(event, iso_time(_due(message)), reason)
     uids = {str(component.get("UID", "")) for component in calendar.walk() if component.name in ("VEVENT", "VTODO")}
-    return _update(store, topic, messages, uids, (_ms(now), _ms(now + horizon)), past, without_time)
+    _update(store, topic, messages, uids, (_ms(now), _ms(now + horizon)), done)
+    return done
 
 
 def _update(
-    store: Operations,
-    topic: str,
-    messages: list[Message],
-    uids: set[str],
-    within_ms: tuple[int, int],
-    past: int,
-    without_time: int,
-) -> ImportedReminders:
+    store: Operations, topic: str, messages: list[Message], uids: set[str], within_ms: tuple[int, int],
+    done: ImportedReminders,
+) -> None:  # fmt: skip
     """Have the pending reminders of these events, from a time to another, be the messages, which are sorted."""
     keyed: dict[str, Message] = {}
     of_instant: Counter[str] = Counter()
@@ -115,23 +110,22 @@ def _update(
         instant = f"{_prefix(message.key or '')}{_due(message):015d}"
         keyed[f"{instant}/{of_instant[instant]}"] = message
         of_instant[instant] += 1
-    sent = updated = unchanged = cancelled = 0
     is_there = store.has_topic(topic)
     if is_there:
         for uid in sorted(uids):
             for key in list(store.keys(topic, _prefix(uid))):
                 trigger_ms = int(key.rpartition("/")[0][-15:])
                 if key not in keyed and within_ms[0] < trigger_ms <= within_ms[1]:
-                    cancelled += store.cancel_key(topic, key)
+                    done.cancelled += store.cancel_key(topic, key)
     for key, message in keyed.items():
         found = store.find(topic, key) if is_there else None
         if found is not None and found.payload == message.payload:
-            unchanged += 1
+            done.unchanged += 1
             continue
         payload, due_ms = bytes(message.payload), _due(message)
         store.send(topic, payload, due_ms, key=message.key, dedup_key=key, replace=True, create=True)
-        sent, updated = sent + (found is None), updated + (found is not None)
-    return ImportedReminders(sent, past, without_time, updated, unchanged, cancelled)
+        done.messages += found is None
+        done.updated += found is not None
 
 
 def _prefix(uid: str) -> str:
