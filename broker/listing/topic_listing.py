@@ -24,7 +24,7 @@ from ...store.names import SCHEME
 from ..configuration import BrokerConfig
 from ..lookup.topic_address import PARTITION_MARK, namespace_of
 from ..protocol.commands import GetTopics, GetTopicsResponse, TopicsMode
-from ..protocol.frames import head_before, name_fields
+from ..protocol.frames import head, name_fields
 from ..protocol.loop_calls import Workers, started
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
@@ -215,7 +215,7 @@ class TopicListing:
                     names = await self._encoded(found) if changed else b""
                     for number in question.request_ids:
                         answer = GetTopicsResponse(number, (), found.filtered, found.hash, changed)
-                        peer.send_frames(head_before(answer, len(names)), names or None)
+                        peer.send_frames(head(answer, rest=len(names)), names or None)
                     del listed, found, names
                 await memory.all_left(peer)
         finally:

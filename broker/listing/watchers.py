@@ -26,7 +26,7 @@ from ..configuration import BrokerConfig
 from ..lookup.topic_address import namespace_of
 from ..protocol import commands
 from ..protocol.failures import Refused, ServerError, server_error
-from ..protocol.frames import head, head_before, name_fields
+from ..protocol.frames import head, name_fields
 from ..protocol.loop_calls import Loop, LoopCalls, Workers, started
 from ..protocol.peer import Peer
 from ..security.permissions import Action, Permissions
@@ -487,7 +487,7 @@ class Watchers:
             fields = await self._workers(partial(name_fields, 3, names))
             success = commands.WatchTopicListSuccess(command.request_id, command.watcher_id, found)
             del names
-            peer.send_frames(head_before(success, len(fields)), fields or None)
+            peer.send_frames(head(success, rest=len(fields)), fields or None)
             await memory.all_left(peer)
 
     # -- updates ---------------------------------------------------------------------------------

@@ -106,23 +106,15 @@ class FrameCutter:
             raise ProtocolError(f"a frame of {size} bytes; {self.limit} are allowed")
 
 
-def framed(encoded: bytes) -> bytes:
-    """The frame of a command that is encoded."""
-    return _SIZES.pack(len(encoded) + 4, len(encoded)) + encoded
-
-
-def head(command: Command, blob_size: int = 0) -> bytes:
-    """The frame of a command, up to its blob of `blob_size` bytes."""
-    encoded = encode(command)
-    size = len(encoded)
+def framed(encoded: bytes, rest: int = 0, blob_size: int = 0) -> bytes:
+    """The frame of a command that is encoded, up to what follows: `rest` bytes of its fields, its blob."""
+    size = len(encoded) + rest
     return _SIZES.pack(size + 4 + blob_size, size) + encoded
 
 
-def head_before(command: Command, rest: int) -> bytes:
-    """The frame of a command, up to `rest` bytes of its fields that follow."""
-    encoded = encode(command, rest)
-    size = len(encoded) + rest
-    return _SIZES.pack(size + 4, size) + encoded
+def head(command: Command, blob_size: int = 0, *, rest: int = 0) -> bytes:
+    """The same of a command."""
+    return framed(encode(command, rest), rest, blob_size)
 
 
 def name_fields(number: int, names: Sequence[str]) -> bytes:
@@ -179,8 +171,7 @@ class ReceiptFrames:
         body = self._producer + varint(sequence_id) + _MESSAGE_ID + varint(len(message_id)) + message_id
         if highest_sequence_id:
             body += _HIGHEST + varint(highest_sequence_id)
-        command = _RECEIPT + varint(len(body)) + body
-        return _SIZES.pack(len(command) + 4, len(command)) + command
+        return framed(_RECEIPT + varint(len(body)) + body)
 
 
 class MessageHeads:
@@ -203,5 +194,4 @@ class MessageHeads:
             body += _ACK_SET + varint(word)
         if epoch is not None:
             body += _EPOCH + varint(epoch)
-        command = _MESSAGE + varint(len(body)) + body
-        return _SIZES.pack(len(command) + 4 + blob_size, len(command)) + command
+        return framed(_MESSAGE + varint(len(body)) + body, blob_size=blob_size)
