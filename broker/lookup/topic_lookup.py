@@ -54,15 +54,15 @@ class TopicAccess:
             return True
         return await asyncio.to_thread(self._store.topic(str(address.name)).exists)
 
-    async def open(
-        self, role: str | None, text: str, action: Action, *, create: bool = True
-    ) -> tuple[Topic, TopicAddress]:
-        """The topic for a producer or a consumer; made if `create` and its namespace's policy say so.
+    async def open(self, action: Action, peer: Peer, text: str, create: bool = True) -> tuple[Topic, int]:
+        """The topic for a producer or a consumer, and its partition or -1.
+
+        It is made if `create` and its namespace's policy say so.
 
         Refused as in `admit`, and NotAllowed for a partitioned topic itself and partitions that it has not,
         TopicNotFound. Raises what the store does.
         """
-        address = self.admit(role, text, action)
+        address = self.admit(peer.role, text, action)
         partitions = self._resources.partitions(address.base)
         if partitions and not 0 <= address.partition < partitions:
             raise Refused(ServerError.NOT_ALLOWED, f"{address.name}: the topic has partitions 0 to {partitions - 1}")
@@ -72,15 +72,6 @@ class TopicAccess:
             if not create or not allowed:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"topic {address.name} does not exist")
             await asyncio.to_thread(topic.create)
-        return topic, address
-
-    async def to_produce(self, peer: Peer, text: str) -> tuple[Topic, int]:
-        """`open` for a producer: the topic, and its partition or -1."""
-        topic, address = await self.open(peer.role, text, Action.PRODUCE)
-        return topic, address.partition
-
-    async def to_consume(self, peer: Peer, text: str, create: bool) -> tuple[Topic, int]:
-        topic, address = await self.open(peer.role, text, Action.CONSUME, create=create)
         return topic, address.partition
 
     async def make_partitioned(self, address: TopicAddress, partitions: int) -> int:

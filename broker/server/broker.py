@@ -48,7 +48,7 @@ from ..protocol.commands import Command
 from ..protocol.loop_calls import LoopCalls, Workers
 from ..protocol.peer import Peer
 from ..security.authentication import WireAdmission, authentication_of
-from ..security.permissions import Permissions
+from ..security.permissions import Action, Permissions
 from ..tenancy.namespace_policies import NamespacePolicies
 from ..tenancy.namespaces import Namespaces, Tenants, TopicRemoval, topics_reply
 from ..tenancy.rest_schemas import RestSchemas
@@ -93,8 +93,8 @@ class Services:
         )
         facts = self.facts = TopicFacts(store.documents, self.resources, access)
         clock = store.clock.now_ms
-        self.producers = Producers(access.to_produce, facts, workers, calls, clock, config)
-        self.consumers = Consumers(access.to_consume, facts, workers, calls, clock, config)
+        self.producers = Producers(partial(access.open, Action.PRODUCE), facts, workers, calls, clock, config)
+        self.consumers = Consumers(partial(access.open, Action.CONSUME), facts, workers, calls, clock, config)
         self.addresses = Addresses()
         """Filled once the broker listens."""
         self.rates = Rates(self.producers, self.consumers, calls.loop, config.stats_update_frequency_in_secs)

@@ -20,6 +20,7 @@ from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.security.permissions import Action
 from duelog.store.errors import CorruptRecord
 from tests.broker.lookup.stage import BOTH, FORBIDDEN, PARTITIONED, Stage
+from tests.broker.peers import FakePeer
 from tests.conftest import OpenStore
 
 
@@ -142,8 +143,10 @@ def opened(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str 
 
     async def run() -> Topic:
         await stage.resources.load()
-        opened, address = await stage.access.open(role, topic, action, create=create)
-        assert opened.name == str(address.name)
+        peer = FakePeer()
+        peer.role = role
+        opened, partition = await stage.access.open(action, peer, topic, create)
+        assert partition == TopicAddress.parse(opened.name).partition
         return opened
 
     return asyncio.run(run())
