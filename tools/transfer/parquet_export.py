@@ -10,6 +10,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -50,9 +51,8 @@ class StagedFile(NamedTuple):
 
     staged: str
     file: layout.ExportedFile
-    dropped: int
-    withdrawn: int
-    damaged: int
+    counts: Counter[str]
+    """Rows that are dropped, withdrawn or damaged."""
 
 
 Runner = Callable[[Sequence[Task]], Iterable[list[StagedFile]]]
@@ -197,15 +197,10 @@ def _export(
             "files": [each.file._asdict() for each in sorted(found, key=lambda each: each.file.path)],
         },
     )
-    return Exported(
-        len(partitions),
-        len(found),
-        sum(each.file.rows for each in found),
-        sum(each.dropped for each in found),
-        sum(each.withdrawn for each in found),
-        sum(each.damaged for each in found),
-        sum(each.file.bytes for each in found),
-    )
+    counts = Counter(rows=sum(rows_of.values()), dropped=0, withdrawn=0, damaged=0, bytes=0)
+    for each in found:
+        counts.update(each.counts, bytes=each.file.bytes)
+    return Exported(len(partitions), len(found), **counts)
 
 
 def _write(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
@@ -264,14 +259,14 @@ class _DayFile:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self.writer = pq.ParquetWriter(path, schema, compression="zstd")
-        self.rows = self.dropped = self.withdrawn = self.damaged = 0
+        self.rows = 0
+        self.counts: Counter[str] = Counter()
 
     def write(self, batch: pa.RecordBatch) -> None:
         self.writer.write_batch(batch)
         self.rows += batch.num_rows
-        self.dropped += batch.column("dropped").true_count
-        self.withdrawn += batch.column("withdrawn").true_count
-        self.damaged += batch.num_rows - batch.column("reason").null_count
+        of = {name: batch.column(name).true_count for name in ("dropped", "withdrawn")}
+        self.counts.update(**of, damaged=batch.num_rows - batch.column("reason").null_count)
 
 
 def _export_log(part: Slice, log: LogRange, directory: Path) -> list[StagedFile]:
@@ -296,5 +291,5 @@ def _export_log(part: Slice, log: LogRange, directory: Path) -> list[StagedFile]
         size = written.path.stat().st_size
         path = layout.message_path(log.topic, text, name)
         file = layout.ExportedFile(path, log.topic, text, sealed.partition, written.rows, size)
-        found.append(StagedFile(os.fspath(written.path), file, written.dropped, written.withdrawn, written.damaged))
+        found.append(StagedFile(os.fspath(written.path), file, written.counts))
     return found
