@@ -163,3 +163,15 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         monkeypatch.setattr(owner, name, wrapped)
 
     return plant_
+
+
+@pytest.fixture
+def config(request: pytest.FixtureRequest) -> StoreConfig:
+    """The configuration of `store`: CONFIG of the test's module where it has one, or a parameter of the test."""
+    return getattr(request.module, "CONFIG", StoreConfig())
+
+
+@pytest.fixture
+def store(open_store: OpenStore, config: StoreConfig) -> DelayedStore:
+    """An empty store on the manual clock."""
+    return open_store(config=config)

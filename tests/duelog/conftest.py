@@ -28,12 +28,6 @@ def face(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def config(request: pytest.FixtureRequest) -> StoreConfig:
-    """The configuration of `store`: CONFIG of the test's module where it has one, or a parameter of the test."""
-    return getattr(request.module, "CONFIG", StoreConfig())
-
-
-@pytest.fixture
 def store(open_store: OpenStore, config: StoreConfig, face: str) -> Iterator[DelayedStore]:
     """An empty store on the manual clock."""
     if face == "open":

@@ -216,10 +216,9 @@ def test_a_commit_applies_what_came_while_its_work_was_done(store: DelayedStore)
 
 @pytest.mark.parametrize("act", [_replace, _cancel, _reschedule, _state])
 def test_a_message_whose_day_goes_while_it_is_looked_for_has_fired(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, act: Callable[[Topic, MessageId], bool]
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, act: Callable[[Topic, MessageId], bool]
 ) -> None:
     """A send that was to replace it stores its message; it said that the store was damaged."""
-    store = open_store(config=CONFIG)
     topic = store.topic("t")
     message_id = topic.send(b"x", deliver_after=0.02, dedup_key="k")
     subscription = topic.subscribe("s")

@@ -176,9 +176,8 @@ def test_a_store_that_was_closed_beside_a_read_can_be_opened_again(
     assert open_store().topic("t").count() == 2
 
 
-def test_a_read_beside_which_the_store_is_closed_says_closed_and_not_damaged(open_store: OpenStore) -> None:
+def test_a_read_beside_which_the_store_is_closed_says_closed_and_not_damaged(store: DelayedStore) -> None:
     """Its partition is not to be repaired."""
-    store = open_store()
     store.topic("t").send_payloads([b"x"] * 1_001, deliver_after=60)
     scheduled = store.topic("t").scheduled()
     next(scheduled)

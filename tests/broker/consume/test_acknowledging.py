@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duelog import ManualClock, Policies
+from duelog import DelayedStore, ManualClock, Policies
 from duelog.broker.consume import attached, consumers
 from duelog.broker.consume.attached import BatchAcks
 from duelog.broker.protocol.commands import (
@@ -72,9 +72,8 @@ async def test_the_id_of_a_delayed_messages_receipt_is_refused_alone(
     assert await reopened(here) == []
 
 
-async def test_an_answer_waits_for_the_disk_where_that_is_asked_for(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_an_answer_waits_for_the_disk_where_that_is_asked_for(store: DelayedStore, clock: ManualClock) -> None:
     """Without it, it leaves once the acknowledgement is taken."""
-    store = open_store()
     for durable in (False, True):
         here, peer = Consuming(store, clock, ack_response_durable=durable), FakePeer()
         here.send("a")
@@ -400,10 +399,9 @@ async def test_commands_for_unknown_consumers(here: Consuming, peer: FakePeer) -
 
 
 async def test_what_the_store_takes_back_is_held_by_its_new_consumer_alone(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """If the subscription has an acknowledgement timeout of its own; the first one's place is free again."""
-    store = open_store()
     store.set_policies(Policies(ack_timeout_ms=1_000), topic="t", subscription="s")
     here, first, second = Consuming(store, clock, max_unacked_messages_per_consumer=1), FakePeer(), FakePeer()
     here.send("a", "b")

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from duelog import ManualClock, Policies
+from duelog import DelayedStore, ManualClock, Policies
 from duelog.broker.consume.consumers import place_of
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.entry import decode_metadata
@@ -154,9 +154,9 @@ async def test_an_exclusive_consumer_has_no_such_limit(open_store: OpenStore, cl
     assert texts(peer) == [*"abcde"]
 
 
-async def test_ids_have_the_partition_of_their_topic(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_ids_have_the_partition_of_their_topic(store: DelayedStore, clock: ManualClock) -> None:
     """-1 where the topic is no partition."""
-    store, peer = open_store(), FakePeer()
+    peer = FakePeer()
     here = Consuming(store, clock, "persistent://public/default/p-partition-3")
     sent = here.send("a")
     await here.subscribe(peer, permits=1)
@@ -302,10 +302,9 @@ async def test_a_deleted_subscription_closes_its_consumers(here: Consuming, peer
 
 @pytest.mark.parametrize("kind", [commands.SubscriptionType.SHARED, commands.SubscriptionType.EXCLUSIVE])
 async def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
-    kind: commands.SubscriptionType, open_store: OpenStore, clock: ManualClock
+    kind: commands.SubscriptionType, store: DelayedStore, clock: ManualClock
 ) -> None:
     """Whatever its permits; another consumer gets what it may not have, and it goes on as it acknowledges."""
-    store = open_store()
     store.set_policies(Policies(max_in_flight=2), topic=TOPIC)
     here, peer, other = Consuming(store, clock), FakePeer(), FakePeer()
     here.send(*"abcde")
@@ -319,9 +318,8 @@ async def test_a_consumer_gets_no_more_than_the_limit_of_its_topic(
     assert len(texts(peer)) == 3
 
 
-async def test_a_paused_subscription_is_sent_nothing(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_paused_subscription_is_sent_nothing(store: DelayedStore, clock: ManualClock) -> None:
     """However many permits there are, until it is resumed, or the time that was said has come."""
-    store = open_store()
     here, peer = Consuming(store, clock), FakePeer()
     await here.subscribe(peer, SHARED, permits=100)
     admin = store.topic(TOPIC).subscription(store.topic(TOPIC).subscriptions()[0])

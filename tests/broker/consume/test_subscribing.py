@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from duelog import ManualClock
+from duelog import DelayedStore, ManualClock
 from duelog.broker.protocol import commands
 from duelog.broker.protocol.entry import hash_of
 from duelog.broker.protocol.failures import ServerError
@@ -86,9 +86,8 @@ async def test_the_first_by_name_serves_a_failover_subscription(here: Consuming)
     assert changes(b) == [True]
 
 
-async def test_partitions_are_served_by_consumers_in_turn(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_partitions_are_served_by_consumers_in_turn(store: DelayedStore, clock: ManualClock) -> None:
     """Partition N by the (N mod count)-th in order of name."""
-    store = open_store()
     for number in range(4):
         here = Consuming(store, clock, f"{TOPIC}-partition-{number}")
         peers = [FakePeer() for _ in range(3)]
@@ -151,10 +150,9 @@ async def test_a_key_goes_to_the_consumer_that_named_its_range(here: Consuming) 
 
 
 async def test_out_of_order_delivery_does_not_wait_for_the_consumer_before(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """A key that another consumer has taken over comes to it at once; with order it waits for what is held."""
-    store = open_store()
     for out_of_order in (True, False):
         here, first = Consuming(store, clock, f"{TOPIC}{out_of_order}"), FakePeer()
         asked = commands.KeySharedMeta(commands.KeySharedMode.AUTO_SPLIT, allow_out_of_order=out_of_order)

@@ -74,9 +74,8 @@ async def bursts(store: DelayedStore, port: int, topics: int, rng: random.Random
         await client.end()
 
 
-async def test_a_watcher_knows_what_the_store_has_after_each_burst(open_store: OpenStore) -> None:
+async def test_a_watcher_knows_what_the_store_has_after_each_burst(store: DelayedStore) -> None:
     """Its set and its hash; patterns each their part; watchers that begin amid a burst too."""
-    store = open_store()
     async with held_broker(store) as held:
         await bursts(store, held.port, TOPICS, random.Random(7))
 
@@ -118,9 +117,8 @@ async def test_a_watcher_knows_it_under_starvation_too(open_store: OpenStore, mo
         assert served
 
 
-async def test_watchers_leave_nothing_behind(open_store: OpenStore) -> None:
+async def test_watchers_leave_nothing_behind(store: DelayedStore) -> None:
     """Closed, refreshed, connections reset amid everything."""
-    store = open_store()
     make(store, [f"t{number}" for number in range(100)])
     rng = random.Random(9)
     async with held_broker(store) as held:

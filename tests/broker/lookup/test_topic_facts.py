@@ -102,9 +102,8 @@ def test_a_consumer_brings_the_first_schema_and_then_has_to_read_the_last(stage:
     assert stage.ask(stage.facts.get_schema, GetSchema(1, "t")).schema_version == version(0)
 
 
-def test_storing_needs_the_right_to_produce_and_reading_either(open_store: OpenStore) -> None:
+def test_storing_needs_the_right_to_produce_and_reading_either(store: DelayedStore) -> None:
     """A refusal stores nothing."""
-    store = open_store()
     store.topic("t").send(b"m")
     stage = Stage(store, secured=True)
     stage.set("public/default", permissions={"r": frozenset({Action.CONSUME}), "rw": BOTH})

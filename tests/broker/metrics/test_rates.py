@@ -17,7 +17,7 @@ from duelog.broker.protocol.commands import CloseConsumer, CloseProducer, Subscr
 from tests.broker.consume.consuming import Consuming, ids
 from tests.broker.peers import Bench, FakePeer, idle, soon
 from tests.broker.produce.producing import Producing, blob_of
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS
 
 
 class Both:
@@ -194,10 +194,9 @@ async def test_the_lateness_of_the_loop_is_what_passes_beyond_a_timer() -> None:
 
 @pytest.mark.parametrize("by_topic", [True, False])
 def test_the_engine_s_counters_and_histograms_add_up_without_an_sdk(
-    open_store: OpenStore, clock: ManualClock, by_topic: bool
+    store: DelayedStore, clock: ManualClock, by_topic: bool
 ) -> None:
     """Fired messages and their lateness, by topic or by namespace; a topic that was deleted is not told any more."""
-    store = open_store()
     figures = EngineFigures("west", by_topic=by_topic)
     metrics = store.report_to(figures)
     for name in ("a", "b"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from duelog import DelayedStore
 from duelog.broker.protocol.commands import AccessMode, CloseProducer, Error, Producer, ProducerSuccess, Schema, Success
 from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.fields import Command
@@ -184,9 +185,8 @@ async def test_what_a_fenced_producer_had_waiting_is_not_stored(here: Producing)
     assert len(here.topic.subscribe("s").receive(9)) == 1
 
 
-async def test_an_epoch_survives_a_restart(open_store: OpenStore) -> None:
+async def test_an_epoch_survives_a_restart(store: DelayedStore) -> None:
     """It is recorded before the producer hears that it is admitted."""
-    store = open_store()
     before, peer = Producing(store), FakePeer()
     await before.opened(peer, **exclusive(EXCLUSIVE))
     after = Producing(store)

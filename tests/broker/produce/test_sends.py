@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, ManualClock, MessageId, Policies, StoreConfig
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, MessageId, Policies, StoreConfig
 from duelog.broker.protocol import entry
 from duelog.broker.protocol.commands import CloseProducer, Error, SendReceipt, Success
 from duelog.broker.protocol.failures import ServerError
@@ -53,10 +53,9 @@ async def test_receipts_of_one_commit_are_one_hop(here: Producing, peer: FakePee
 
 
 async def test_answers_leave_in_the_order_of_the_sends_whatever_they_are(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """A refusal that is known at once waits for the receipts before it."""
-    store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")
     here, peer = Producing(store), FakePeer()
     await here.opened(peer)
@@ -127,9 +126,8 @@ async def test_a_wrong_checksum_and_a_transaction_are_refused_as_such(here: Prod
     assert answers(peer) == [(0, ServerError.CHECKSUM), (1, None), (2, ServerError.NOT_ALLOWED)]
 
 
-async def test_a_due_time_of_the_client_holds(open_store: OpenStore, clock: ManualClock) -> None:
+async def test_a_due_time_of_the_client_holds(store: DelayedStore, clock: ManualClock) -> None:
     """Absent, zero or past: at once; the longest allowed where that is configured, a fixed delay of the topic wins."""
-    store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=3_000), topic="t")
     here, peer = Producing(store, delay_rejection="clamp"), FakePeer()
     await here.opened(peer)
@@ -143,9 +141,8 @@ async def test_a_due_time_of_the_client_holds(open_store: OpenStore, clock: Manu
     assert scheduled == [2_000, 3_000, 9_000]
 
 
-async def test_a_stored_number_is_answered_with_no_id(open_store: OpenStore) -> None:
+async def test_a_stored_number_is_answered_with_no_id(store: DelayedStore) -> None:
     """A batch is the range of its numbers; the producer hears of the highest when it is opened."""
-    store = open_store()
     here, peer = Producing(store, numbered=True), FakePeer()
     assert (await here.opened(peer)).last_sequence_id == -1
     here.put(peer, 0)
@@ -340,13 +337,12 @@ async def test_a_lost_connection_takes_its_answers_with_it(here: Producing, peer
 
 
 async def test_a_producer_over_its_quota_is_closed_and_opened_again_when_there_is_place(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """Opening says ProducerBlockedQuotaExceededException until then, and its client fails what waits.
 
     Another producer is opened, and what is due at once is taken of it.
     """
-    store = open_store()
     store.set_policies(Policies(max_pending=2), topic=TOPIC)
     here, peer = Producing(store), FakePeer()
     await here.opened(peer)

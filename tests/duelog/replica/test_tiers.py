@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, Finding, ManualClock, Message, ReceivedMessage, StoreConfig, TickResult
+from duelog import DelayedStore, Finding, ManualClock, Message, ReceivedMessage, StoreConfig, TickResult, Topic
 from duelog.check import check_store
 from duelog.errors import ReplicaRefused, ReplicaUnreachable
 from duelog.replica import tiers
@@ -77,11 +77,9 @@ def received(store: DelayedStore) -> list[bytes]:
 
 
 def test_a_far_day_goes_takes_sends_and_comes_before_it_begins(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
+    clock: ManualClock, bucket: FaultyBucket, store: DelayedStore, topic: Topic
 ) -> None:
     """It is fetched once: sending and cancelling need nothing of it."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     topic.subscribe("s").close()
     topic.send_batch([Message(b"before %d" % n, deliver_after=5 * 3600 + n) for n in range(300)])
     settle(store)
@@ -170,10 +168,9 @@ def reasons(result: TickResult) -> str:
 
 
 def test_a_transaction_fetches_a_day_before_firing_has_to_wait_for_it(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, bucket: FaultyBucket, store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held the gate of firing meanwhile: nothing of the whole store fired."""
-    store = open_store(config=CONFIG)
     topic, free = store.topic("t"), list[bool]()
     moved = topic.send(b"moved", deliver_after=5 * 3600)
     cancelled = topic.send(b"cancelled", deliver_after=7 * 3600, dedup_key="a")
@@ -528,11 +525,8 @@ def test_a_thread_fetches_and_gives_back_beside_the_upkeep(
     assert received(store) == [b"second", b"third"]
 
 
-def test_a_day_goes_though_it_grows_all_the_time(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
-) -> None:
+def test_a_day_goes_though_it_grows_all_the_time(clock: ManualClock, bucket: FaultyBucket, store: DelayedStore) -> None:
     """What was applied since its file was made stays in the rest, of new topics too."""
-    store = open_store(config=CONFIG)
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     for number in range(4):
         applied(store)
@@ -635,10 +629,9 @@ def looking(store: DelayedStore) -> Iterator[Callable[[], str]]:
 
 
 def test_a_read_only_store_follows_a_day_that_goes(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
+    clock: ManualClock, bucket: FaultyBucket, store: DelayedStore
 ) -> None:
     """It sees what is appended to the rest, once that is applied and the log has forgotten it, too."""
-    store = open_store(config=CONFIG)
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     with looking(applied(store)) as seen:
         assert seen() == "[1]"
@@ -667,10 +660,9 @@ def gone_and_back(store: DelayedStore) -> None:
 
 
 def test_a_read_only_store_sees_a_day_that_went_and_came_between_two_looks(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
+    clock: ManualClock, bucket: FaultyBucket, store: DelayedStore
 ) -> None:
     """Its directory has the name of before, and is another."""
-    store = open_store(config=CONFIG)
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     with looking(applied(store)) as seen:
         assert seen() == "[1]"
@@ -681,10 +673,9 @@ def test_a_read_only_store_sees_a_day_that_went_and_came_between_two_looks(
 
 
 def test_a_check_looks_again_at_a_day_that_went_and_came_as_it_was_read(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, bucket: FaultyBucket, store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory of before lacks what was sent meanwhile, and so does the log: entries seemed to be lost."""
-    store = open_store(config=CONFIG)
     message_id = store.topic("t").send(b"first", deliver_after=5 * 3600)
     shipping_of(applied(store)).make_manifest()
     ship(store)
@@ -708,10 +699,9 @@ def test_a_check_looks_again_at_a_day_that_went_and_came_as_it_was_read(
 
 
 def test_a_backup_by_another_process_has_a_day_that_went_and_came_before_its_instant(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, tmp_path: Path
+    clock: ManualClock, bucket: FaultyBucket, store: DelayedStore, tmp_path: Path
 ) -> None:
     """The backup held the directory that had its name before, and what was sent meanwhile was in neither."""
-    store = open_store(config=CONFIG)
     store.topic("t").subscribe("s").close()
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     other = OtherProcess(applied(store), replace(CONFIG, replica=None, max_local_bytes=None))
@@ -787,11 +777,9 @@ AWAY_POINTS = [point for point in failpoints.POINTS if point.startswith("away.")
 @pytest.mark.parametrize("point", AWAY_POINTS)
 @pytest.mark.parametrize("again", [False, True], ids=["whole", "away already"])
 def test_a_crash_as_a_day_goes_or_comes_loses_nothing(
-    point: str, again: bool, open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, disarmed: None
+    point: str, again: bool, clock: ManualClock, bucket: FaultyBucket, store: DelayedStore, topic: Topic, disarmed: None
 ) -> None:
     """What lies on the disk at each point, with what was sent right before, opens and has each message once."""
-    store = open_store(config=CONFIG)
-    topic = store.topic("t")
     topic.subscribe("s").close()
     ids = topic.send_batch([Message(b"1%03d" % n, deliver_after=5 * 3600 + n) for n in range(50)])
     assert topic.cancel(ids[0])

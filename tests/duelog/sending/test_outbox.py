@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DelayedStore, MessageId, StoreConfig
+from duelog import DelayedStore, MessageId, StoreConfig, Topic
 from duelog.errors import ClosedError, DuelogError, InvalidMessage, ResourceShortage
 from tests.conftest import OpenStore
 from tests.duelog.sending.putting import Held
@@ -28,10 +28,8 @@ def small(open_store: OpenStore) -> DelayedStore:
     return store
 
 
-def test_futures_have_the_ids_and_a_topic_keeps_the_order(open_store: OpenStore) -> None:
+def test_futures_have_the_ids_and_a_topic_keeps_the_order(topic: Topic) -> None:
     """Messages of one thread are in the log in its order."""
-    store = open_store()
-    topic = store.topic("t")
     futures = [topic.send_async(str(number).encode()) for number in range(500)]
     ids = [future.result(LIMIT_S) for future in futures]
     assert ids == sorted(set(ids))
@@ -172,9 +170,8 @@ def test_an_error_of_the_write_is_in_every_future_of_its_batch(small: DelayedSto
     assert all(isinstance(future.exception(LIMIT_S), RuntimeError) for future in futures)
 
 
-def test_closing_the_store_in_a_callback_is_refused_and_does_not_deadlock(open_store: OpenStore) -> None:
+def test_closing_the_store_in_a_callback_is_refused_and_does_not_deadlock(store: DelayedStore) -> None:
     """The callback runs in a thread that closing waits for: it gets an error, and the store stays open."""
-    store = open_store()
     held = Held(store)
     future = store.topic("t").send_async(b"x")
     assert held.reached.wait(LIMIT_S)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duelog import DUPLICATE, DelayedDeliveryPolicies, Message, MessageId, StoreConfig
+from duelog import DUPLICATE, DelayedDeliveryPolicies, DelayedStore, Message, MessageId, StoreConfig, Topic
 from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
 from duelog.store.files import failpoints
 from duelog.topics.producer_state import MOST_NUMBERS
@@ -19,9 +19,8 @@ from tests.duelog.sending.putting import LIMIT_S, Heard, together
 from tests.duelog.side_by_side import crashed, in_wal
 
 
-def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order(open_store: OpenStore) -> None:
+def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order(store: DelayedStore) -> None:
     """The ids are those that a receiver sees; main log and partitions are one group of the write-ahead log."""
-    store = open_store()
     topics = [store.topic(name) for name in ("a", "b", "c")]
     for topic in topics:
         topic.send(b"first", deliver_after=60)
@@ -47,10 +46,9 @@ def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order
         assert found.payload == b"%d" % number
 
 
-def test_everything_that_send_takes_put_takes(open_store: OpenStore) -> None:
+def test_everything_that_send_takes_put_takes(store: DelayedStore, topic: Topic) -> None:
     """Due time, key and properties are those of the message."""
-    store, heard = open_store(), Heard()
-    topic = store.topic("t")
+    heard = Heard()
     topic.put(bytearray(b"x"), deliver_after=5, key="k", properties={"a": "b"}, done=heard)
     topic.put(b"seconds", deliver_at=1_790_000_000, allow_past=True, done=heard)
     scheduled, _ = heard.outcomes(2)
@@ -113,10 +111,10 @@ def test_a_done_callback_that_raises_systemexit_loses_no_accepted_message(
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_write_that_is_broken_off_is_told_and_what_is_put_after_it_is_written(
-    open_store: OpenStore, error: type[BaseException]
+    store: DelayedStore, error: type[BaseException]
 ) -> None:
     """Those that were being written hear that they are in doubt; their number is stored by the next attempt."""
-    store, heard = open_store(), Heard()
+    heard = Heard()
     topic, send = store.topic("t"), store._engine.sending.sender.send_one
 
     def broken_off(*_: object) -> MessageId:
@@ -182,9 +180,9 @@ def test_what_does_not_fit_into_one_group_is_several_and_each_outcome_is_its_own
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_topic_that_is_deleted_meanwhile_takes_no_other_along(open_store: OpenStore, alone: bool) -> None:
+def test_a_topic_that_is_deleted_meanwhile_takes_no_other_along(store: DelayedStore, alone: bool) -> None:
     """The group is written again, topic by topic; the deleted one comes into being anew, as with any message."""
-    store, heard = open_store(), Heard()
+    heard = Heard()
     kept, gone = store.topic("kept"), store.topic("gone")
     gone.send(b"first")
     gone.subscribe("s").close()
@@ -265,10 +263,9 @@ def test_a_number_that_is_stored_is_a_duplicate_however_it_comes_again(open_stor
     assert isinstance(heard.outcomes(2)[1], MessageId)
 
 
-def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(open_store: OpenStore) -> None:
+def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(store: DelayedStore, topic: Topic) -> None:
     """A range stored in part is stored: delivering twice goes before never."""
-    store, heard = open_store(), Heard()
-    topic = store.topic("t")
+    heard = Heard()
     ranges = [(0, 9), (3, 5), (8, 12), (0, 12), (13, 13), (11, 14)]
     together(store, lambda: [topic.put(b"x", numbers=("p", *each), done=heard) for each in ranges])
     stored = [outcome is not DUPLICATE for outcome in heard.outcomes(6)]
@@ -277,10 +274,9 @@ def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(open_s
     assert topic.producer("p").send(Message(b"x"), sequence_id=14) is None
 
 
-def test_of_a_very_long_range_the_ends_count(open_store: OpenStore) -> None:
+def test_of_a_very_long_range_the_ends_count(topic: Topic) -> None:
     """It costs no more than another."""
-    store, heard = open_store(), Heard()
-    topic = store.topic("t")
+    heard = Heard()
     for numbers in ((5, 5 + MOST_NUMBERS), (5, 2**61), (5, 2**61), (7, 7)):
         topic.put(b"x", numbers=("p", *numbers), done=heard)
     assert [outcome is DUPLICATE for outcome in heard.outcomes(4)] == [False, False, True, False]
@@ -299,10 +295,9 @@ def test_numbers_that_are_no_numbers_are_refused(open_store: OpenStore) -> None:
     assert not topic.exists()
 
 
-def test_a_number_that_found_no_space_may_be_put_again(open_store: OpenStore) -> None:
+def test_a_number_that_found_no_space_may_be_put_again(store: DelayedStore, topic: Topic) -> None:
     """Neither the message nor the number is stored."""
-    store, heard = open_store(), Heard()
-    topic = store.topic("t")
+    heard = Heard()
     topic.send(b"first")
     failpoints.arm("wal.before", _full(store.path))
     try:
@@ -322,10 +317,9 @@ def _full(path: Any) -> Callable[[], None]:
     return full
 
 
-def test_a_put_and_a_call_that_send_one_number_at_once_store_it_once(open_store: OpenStore) -> None:
+def test_a_put_and_a_call_that_send_one_number_at_once_store_it_once(topic: Topic) -> None:
     """Whichever is first: the other learns that it is stored."""
-    store, heard = open_store(), Heard()
-    topic = store.topic("t")
+    heard = Heard()
     producer = topic.producer("p")
     sending, go_on = threading.Event(), threading.Event()
     append = producer._sender.append
@@ -347,10 +341,9 @@ def test_a_put_and_a_call_that_send_one_number_at_once_store_it_once(open_store:
     assert len(topic.subscribe("s").receive(9, timeout=0)) == 1
 
 
-def test_a_delay_that_a_policy_forbids_is_refused_but_for_what_is_stored(open_store: OpenStore) -> None:
+def test_a_delay_that_a_policy_forbids_is_refused_but_for_what_is_stored(store: DelayedStore, topic: Topic) -> None:
     """A message that was taken by other policies is not refused when it comes again."""
-    store, heard = open_store(), Heard()
-    topic = store.topic("t")
+    heard = Heard()
     topic.put(b"x", deliver_after=100, numbers=("p", 0, 0), done=heard)
     heard.wait(1)
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000), topic="t")

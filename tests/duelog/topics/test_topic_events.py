@@ -56,9 +56,9 @@ def test_create_makes_a_topic_durably_and_says_whether_it_was_made(
     assert copy.topic("a").stats().entries == 0
 
 
-def test_many_topics_are_created_by_one_commit(open_store: OpenStore) -> None:
+def test_many_topics_are_created_by_one_commit(store: DelayedStore) -> None:
     """Each says whether it was made, one that is named twice once; a bad name makes none."""
-    store, ears = open_store(), Ears()
+    ears = Ears()
     store.on_topics(ears)
     store.topic("b").create()
     with pytest.raises(InvalidArgument, match="topic"):
@@ -108,9 +108,9 @@ def test_a_topic_that_is_being_created_is_found_whole_or_not_at_all(
     assert (found[0], found[-1]) == (False, True)
 
 
-def test_every_way_in_which_a_topic_comes_and_goes_is_heard_in_order(open_store: OpenStore) -> None:
+def test_every_way_in_which_a_topic_comes_and_goes_is_heard_in_order(store: DelayedStore) -> None:
     """Sending, putting, subscribing, several in one commit, dead letters; deleting; again under the same name."""
-    store, ears = open_store(), Ears()
+    ears = Ears()
     store.topic("before").create()
     end = store.on_topics(ears)
     store.topic("a").send(b"x")
@@ -135,9 +135,9 @@ def test_every_way_in_which_a_topic_comes_and_goes_is_heard_in_order(open_store:
     assert len(ears.events) == 6
 
 
-def test_of_two_that_delete_a_topic_at_once_one_does_and_a_new_one_of_its_name_stays(open_store: OpenStore) -> None:
+def test_of_two_that_delete_a_topic_at_once_one_does_and_a_new_one_of_its_name_stays(store: DelayedStore) -> None:
     """The other comes too late, also where it had looked before; what waits for a subscription's end as well."""
-    store, ears = open_store(), Ears()
+    ears = Ears()
     store.on_topics(ears)
     topic = store.topic("a")
     topic.create()
@@ -155,9 +155,9 @@ def test_of_two_that_delete_a_topic_at_once_one_does_and_a_new_one_of_its_name_s
     assert ears.wait(3) == [("created", "a"), ("deleted", "a"), ("created", "a")]
 
 
-def test_a_commit_that_failed_is_not_heard_of(open_store: OpenStore) -> None:
+def test_a_commit_that_failed_is_not_heard_of(store: DelayedStore) -> None:
     """It has made nothing."""
-    store, ears = open_store(), Ears()
+    ears = Ears()
     store.on_topics(ears)
 
     def fail() -> None:

@@ -45,9 +45,8 @@ def packed(store: DelayedStore) -> int:
     return sum(len(packed_in(log._index)) for log in logs_of(store))
 
 
-def test_a_tick_packs_what_has_come_in_when_it_is_enough(open_store: OpenStore) -> None:
+def test_a_tick_packs_what_has_come_in_when_it_is_enough(store: DelayedStore) -> None:
     """Ten entries a bucket and one more; the next time when half of the index is unpacked, and not before that."""
-    store = open_store(config=CONFIG)
     send(store, 1, minutes=1)
     store.tick()  # the first minute is in the window from now on
     (log,) = logs_of(store)
@@ -68,9 +67,8 @@ def test_a_tick_packs_what_has_come_in_when_it_is_enough(open_store: OpenStore) 
     assert rounds[-1] > 1.5 * rounds[-2]
 
 
-def test_what_is_loaded_by_replay_is_packed_at_once(open_store: OpenStore) -> None:
+def test_what_is_loaded_by_replay_is_packed_at_once(store: DelayedStore) -> None:
     """A day that was sent to before it began, or a start without a snapshot."""
-    store = open_store(config=CONFIG)
     send(store, 1_000)
     assert packed(store) == 0
     store.tick()
@@ -78,9 +76,8 @@ def test_what_is_loaded_by_replay_is_packed_at_once(open_store: OpenStore) -> No
     assert packed(store) >= len(log._index._buckets) - 1 >= 19
 
 
-def test_appends_while_it_is_packed_are_not_lost(open_store: OpenStore, clock: ManualClock) -> None:
+def test_appends_while_it_is_packed_are_not_lost(store: DelayedStore, clock: ManualClock) -> None:
     """Two threads send while one packs buckets without a pause; all of it fires, in order."""
-    store = open_store(config=CONFIG)
     first = send(store, 500)
     store.tick()
     (log,) = logs_of(store)

@@ -46,10 +46,9 @@ def loaded(store: DelayedStore) -> list[int]:
 
 
 def test_messages_fire_between_the_slices_of_a_load(
-    open_store: OpenStore, clock: ManualClock, in_small_steps: None
+    store: DelayedStore, clock: ManualClock, in_small_steps: None
 ) -> None:
     """While the next hour is read, what is due in this one goes into the main log on time."""
-    store = open_store(config=CONFIG)
     clock.set(FIRST_MS)
     send(store, [FIRST_MS + HOUR_MS - 30_000 + at * 100 for at in range(100)])
     store.tick()
@@ -67,10 +66,9 @@ def test_messages_fire_between_the_slices_of_a_load(
 
 
 def test_a_message_rescheduled_and_then_cancelled_while_its_partition_loads_never_fires(
-    open_store: OpenStore, clock: ManualClock, in_small_steps: None
+    store: DelayedStore, clock: ManualClock, in_small_steps: None
 ) -> None:
     """Both are heard before the log fires: the cancellation is the last word."""
-    store = open_store(config=CONFIG)
     ids = store.topic("t").send_batch([Message(b"m", deliver_at=FIRST_MS + 1_000 + at) for at in range(200)])
     clock.set(FIRST_MS)
     while not store._engine.delivery.firing.loaded.loaded_starts():

@@ -59,10 +59,9 @@ def receive_all(store: DelayedStore) -> list[bytes]:
 
 
 def test_a_day_to_come_is_dropped_and_prefetched_when_it_begins(
-    open_store: OpenStore, clock: ManualClock, calls: Calls
+    store: DelayedStore, clock: ManualClock, calls: Calls
 ) -> None:
     """Its file alone, up to where it is kept; from the minute before it begins on nothing of it is dropped."""
-    store = open_store(config=CONFIG)
     with store.topic("t").subscribe("reader"):
         pass
     for number in range(20):

@@ -39,9 +39,8 @@ def snapshots(store: DelayedStore) -> list[SnapshotInfo]:
     return list(inspect_snapshots(environment_of(store), read_parts=True))
 
 
-def test_a_snapshot_is_written_after_so_many_entries(open_store: OpenStore) -> None:
+def test_a_snapshot_is_written_after_so_many_entries(store: DelayedStore) -> None:
     """One at the thousandth entry appended to a begun partition, and the next a thousand later."""
-    store = open_store(config=CONFIG)
     send(store, 1)
     store.tick()
     send(store, 998)
@@ -58,9 +57,8 @@ def test_a_snapshot_is_written_after_so_many_entries(open_store: OpenStore) -> N
     assert [info.snapshot_id for info in snapshots(store)] == [first.snapshot_id + 1]
 
 
-def test_the_entries_of_all_topics_count_and_the_longest_tails_are_saved(open_store: OpenStore) -> None:
+def test_the_entries_of_all_topics_count_and_the_longest_tails_are_saved(store: DelayedStore) -> None:
     """A partition counts by the sum of its replays; little logs wait until they matter."""
-    store = open_store(config=CONFIG)
     for count, topic in ((300, "a"), (10, "b"), (700, "c")):
         send(store, count, topic)
     assert store.tick().snapshots == 2
@@ -105,9 +103,8 @@ def test_closing_a_store_with_little_to_replay_saves_nothing(open_store: OpenSto
     assert (store.tick().snapshots, snapshots(store)) == (0, [])
 
 
-def test_snapshots_go_before_their_partition_is_closed(open_store: OpenStore, clock: ManualClock) -> None:
+def test_snapshots_go_before_their_partition_is_closed(store: DelayedStore, clock: ManualClock) -> None:
     """A closed partition, held by what is not acknowledged, has none; nor had it when its closing was recorded."""
-    store = open_store(config=CONFIG)
     store.topic("t").subscribe("reader").close()
     send(store, 1_000)
     assert store.tick().snapshots == 1
@@ -135,10 +132,9 @@ def test_a_partition_closes_in_the_middle_of_its_snapshot(open_store: OpenStore,
 
 
 def test_a_full_disk_costs_the_snapshot_and_nothing_else(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The tick goes on, and it is tried again a tenth of `snapshot_every_entries` later; the log has a warning."""
-    store = open_store(config=CONFIG)
     full = True
     original = write_snapshots
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from duelog import DelayedDeliveryPolicies, ManualClock
+from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock
 from duelog.errors import InvalidMessage, StoreFull
 from duelog.operations.operations import Operations
 from duelog.store.files.failpoints import arm, disarm
 from duelog.tools.transfer.import_lines import Import
-from tests.conftest import OpenStore
 from tests.tools.command_line import FUTURE_MS, PAST_MS, json_lines_of, json_of, ok, refused
 
 
@@ -121,9 +120,8 @@ class Pipe(io.BytesIO):
         return False
 
 
-def test_of_a_pipe_a_batch_with_a_bad_line_is_not_stored_and_those_before_it_are(open_store: OpenStore) -> None:
+def test_of_a_pipe_a_batch_with_a_bad_line_is_not_stored_and_those_before_it_are(store: DelayedStore) -> None:
     """The counts say so: up to which line everything is stored, and nothing after it."""
-    store = open_store()
     good = {"topic": "t", "payload": "x", "deliver_at": FUTURE_MS}
     content = lines(good, good, "", good, {**good, "topic": "other"}, good, {**good, "topic": 7}, good)
     work = Import(Operations(store), batch_messages=2)
@@ -135,10 +133,9 @@ def test_of_a_pipe_a_batch_with_a_bad_line_is_not_stored_and_those_before_it_are
 
 @pytest.mark.parametrize("source", [io.BytesIO, Pipe], ids=["file", "pipe"])
 def test_a_line_that_a_policy_refuses_is_named_and_nothing_of_its_batch_is_stored(
-    open_store: OpenStore, clock: ManualClock, source: type[io.BytesIO]
+    store: DelayedStore, clock: ManualClock, source: type[io.BytesIO]
 ) -> None:
     """Also of the topics that come before its own in the batch; its own due time is the value."""
-    store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=60_000), topic="limited")
     later = clock.now_ms() + 90_000
     free = {"topic": "free", "payload": "x", "deliver_at": later}
@@ -155,10 +152,9 @@ def test_a_line_that_a_policy_refuses_is_named_and_nothing_of_its_batch_is_store
 
 
 def test_an_import_that_was_broken_off_stores_what_is_missing_under_the_same_name(
-    open_store: OpenStore, clock: ManualClock
+    store: DelayedStore, clock: ManualClock
 ) -> None:
     """Wherever between its commits it ended; without a name it says which lines may be stored."""
-    store = open_store()
     due_ms = clock.now_ms() + 60_000
     records = [{"topic": f"t{n % 2}", "payload": str(n), "deliver_at": due_ms + n % 3 * 86_400_000} for n in range(20)]
     content = lines(*records).encode()

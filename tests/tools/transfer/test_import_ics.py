@@ -42,9 +42,8 @@ def scheduled(store: DelayedStore) -> list[tuple[str, int]]:
     return [(message.key or "", message.due_ms) for message in store.topic("reminders").scheduled()]
 
 
-def test_every_future_reminder_is_scheduled_when_it_triggers(open_store: OpenStore) -> None:
+def test_every_future_reminder_is_scheduled_when_it_triggers(store: DelayedStore) -> None:
     """Before the start, after the end, at an absolute time; recurring with exceptions; days and times without zone."""
-    store = open_store()
     done = take_in(store)
     assert scheduled(store) == [
         ("dentist", ms(2026, 9, 29, 18)),
@@ -63,9 +62,8 @@ def test_every_future_reminder_is_scheduled_when_it_triggers(open_store: OpenSto
     assert first["start"] == "2026-09-30T15:00:00+02:00"
 
 
-def test_what_lies_beyond_the_horizon_is_left_out(open_store: OpenStore) -> None:
+def test_what_lies_beyond_the_horizon_is_left_out(store: DelayedStore) -> None:
     """A rule without an end gives no more than the horizon holds."""
-    store = open_store()
     endless = CALENDAR.replace(b"RRULE:FREQ=WEEKLY;COUNT=4", b"RRULE:FREQ=WEEKLY")
     import_ics(Operations(store), io.BytesIO(endless), "reminders", horizon=timedelta(days=30))
     assert scheduled(store)
@@ -73,9 +71,8 @@ def test_what_lies_beyond_the_horizon_is_left_out(open_store: OpenStore) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"no calendar", b"BEGIN:VEVENT\r\nEND:VEVENT\r\n"])
-def test_what_is_no_calendar_is_refused_and_nothing_is_sent(open_store: OpenStore, content: bytes) -> None:
+def test_what_is_no_calendar_is_refused_and_nothing_is_sent(store: DelayedStore, content: bytes) -> None:
     """The error names the file."""
-    store = open_store()
     with pytest.raises(InvalidArgument) as caught:
         take_in(store, content)
     assert caught.value.field == "FILE"
@@ -95,9 +92,8 @@ def test_the_command_line_schedules_a_calendar(tmp_path: Path) -> None:
     assert "time" in refused("import", tmp_path / "store", "--ics", file, "--timezone", "Nowhere")
 
 
-def test_a_reminder_that_a_policy_refuses_is_named_and_none_is_sent(open_store: OpenStore) -> None:
+def test_a_reminder_that_a_policy_refuses_is_named_and_none_is_sent(store: DelayedStore) -> None:
     """The event, its reminder's time, and the limit; the earlier reminders are not stored either."""
-    store = open_store()
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=20 * 86_400_000), topic="reminders")
     with pytest.raises(InvalidMessage, match=r"event 'weekly': reminder='2026-10-19T06:50:00Z': a delay of .* ms is"):
         take_in(store)
@@ -116,9 +112,8 @@ def test_importing_a_calendar_again_doubles_no_reminder(open_store: OpenStore) -
     assert (done.messages, done.updated, done.unchanged, done.cancelled) == (0, 0, 8, 0)
 
 
-def test_importing_a_calendar_again_updates_what_it_imported_before(open_store: OpenStore) -> None:
+def test_importing_a_calendar_again_updates_what_it_imported_before(store: DelayedStore) -> None:
     """An event that moved, one with another text, one that was cancelled, and one that another file has."""
-    store = open_store()
     take_in(store)
     take_in(store, CALENDAR.replace(b"UID:", b"UID:another-"))
     changed = (
