@@ -302,13 +302,6 @@ def test_every_route_of_topics_messages_and_jobs_is_on_the_page(tmp_path: Path) 
     assert missing == []
 
 
-def test_every_kind_of_job_is_on_the_page() -> None:
-    """A row each; and that a directory which is open elsewhere is changed by the process that has it."""
-    assert {"check", "audit", "compaction", "snapshots"} <= {*re.findall(r"^\| `(\w+)` \|", ADMIN, re.MULTILINE)}
-    assert "changes it needs `--server`" not in ADMIN
-    assert "asked through its control socket" in ADMIN
-
-
 def test_every_command_that_takes_a_server_is_on_the_page() -> None:
     """In the table of the command line; a group by its name."""
     table = ADMIN[ADMIN.index("## The command line and a server") :]

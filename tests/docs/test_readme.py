@@ -7,9 +7,7 @@ from typing import get_args
 import pytest
 
 from duelog import DelayedStore, StoreConfig, Subscription, Topic
-from duelog.store.codec.format import MAX_ENTRY_ID
 from duelog.store.config import SendDurability
-from duelog.store.message import MAX_KEY_BYTES
 from tests.docs.code_blocks import PAGES, blocks, programs, run_commands, run_programs, run_python
 from tests.tools.command_line import run
 
@@ -25,18 +23,6 @@ def test_the_targets_of_the_readme_are_in_the_makefile() -> None:
     assert {"demo", "test", "help"} <= named & targets
     words = {"the", "things"}
     assert named - words <= targets
-
-
-def test_the_limits_of_the_guide_are_those_of_the_code() -> None:
-    """Figures that stand on docs/guide/limits.md, some of them in the README too."""
-    config = StoreConfig()
-    assert config.max_message_bytes == 5 << 20
-    assert MAX_KEY_BYTES == 64 << 10
-    assert MAX_ENTRY_ID + 1 == 2**32 - 1
-    assert (config.ledger_max_entries, config.ledger_max_bytes) == (50_000, 64 << 20)
-    assert config.ledger_max_age_ms == 4 * 3_600_000
-    assert config.max_clock_jump_ms == 30 * 86_400_000
-    assert (config.ack_flush_ms, config.partition_ms, config.durability) == (100, 86_400_000, "commit")
 
 
 def test_the_readme_has_ten_limits_and_leads_to_each_page_of_the_guide() -> None:
