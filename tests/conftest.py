@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from duelog import Clock, DelayedStore, ManualClock, StoreConfig
+from duelog import Clock, DelayedStore, ManualClock, StoreConfig, TickResult
 from duelog.store.env import body_file
 from duelog.store.files import failpoints
 
@@ -81,6 +81,12 @@ def in_threads(works: Iterable[Callable[[], object]]) -> None:
         thread.join()
 
 
+def tick_after(store: DelayedStore, clock: ManualClock, ms: int) -> TickResult:
+    """Let time pass, and have the store do what is due."""
+    clock.advance(ms)
+    return store.tick()
+
+
 def applied(store: DelayedStore) -> DelayedStore:
     """Have all that was sent be in LMDB; the store."""
     store._engine.writer().apply_all()
@@ -91,6 +97,12 @@ def applied(store: DelayedStore) -> DelayedStore:
 def clock() -> ManualClock:
     """A clock that tests move."""
     return ManualClock(START_MS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The directory of a store, still missing."""
+    return tmp_path / "store"
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from duelog.store.log import catalog
 from duelog.store.log.ledger import find_tail
 from duelog.store.log.scan import runs
 from tests.audit.histories import HOUR_MS, SLOW, START_MS, TRIMMED, full
+from tests.conftest import present
 
 OLD_S = 100 * 3_600.0
 
@@ -81,15 +82,13 @@ class Victim:
 
     def topic_id(self, topic: str) -> int:
         with self.reading() as raw:
-            record = catalog.find_topic(raw, full(topic))
-            assert record is not None
+            record = present(catalog.find_topic(raw, full(topic)))
             return record.topic_id
 
     def log(self, topic: str, hour: int) -> Log:
         topic_id = self.topic_id(topic)
         with self.reading() as raw:
-            frontier = catalog.frontier(raw, topic_id, start(hour))
-            assert frontier is not None
+            frontier = present(catalog.frontier(raw, topic_id, start(hour)))
             ledger_id = frontier.ledger_id
             cancelled = cancellations.members(raw, Table.CANCELLED, ledger_id)
         with closing(self.partition(hour)) as environment:

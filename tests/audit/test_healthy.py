@@ -20,6 +20,7 @@ from duelog.tools.audit.partition_audit import PartitionResult, PartitionTask, a
 from duelog.tools.audit.store_audit import run_here
 from duelog.tools.compact_store import compact_store
 from tests.audit.histories import CONFIG, SLOW, damage
+from tests.conftest import tick_after
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.proof import length
 from tests.tools.command_line import ok
@@ -132,10 +133,8 @@ def test_the_tables_say_what_was_done(tmp_path: Path) -> None:
         topic.send_batch([Message(b"later", deliver_at=START_MS + 5 * HOUR_MS)] * 4)
         assert topic.cancel(ids[0])
         assert topic.reschedule(ids[1], deliver_at=START_MS + 5 * HOUR_MS + 7)
-        clock.advance(3_500)
-        store.tick()
-        clock.advance(HOUR_MS)
-        store.tick()
+        tick_after(store, clock, 3_500)
+        tick_after(store, clock, HOUR_MS)
         consumer.ack(consumer.receive(3, timeout=0))
         consumer.close()
     result = audit_store(tmp_path / "s", as_of_ms=clock.now_ms())
@@ -162,8 +161,7 @@ def test_retention_and_as_of_decide_what_should_have_gone(tmp_path: Path) -> Non
     with DelayedStore.open(tmp_path / "s", config, clock=clock) as store:
         with store.topic("t").subscribe("s") as consumer:
             store.topic("t").send_batch([Message(b"a", deliver_after=60.0), Message(b"b", deliver_after=61.0)])
-            clock.advance(2 * HOUR_MS)
-            store.tick()
+            tick_after(store, clock, 2 * HOUR_MS)
             consumer.ack(consumer.receive(10, timeout=0))
         store.tick()
     now_ms, path = clock.now_ms(), tmp_path / "s"

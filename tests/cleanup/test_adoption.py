@@ -17,7 +17,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import StoreFull
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_compaction, send_day
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore, present, tick_after
 from tests.duelog.store_state import payloads, received
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
@@ -242,12 +242,10 @@ def test_what_was_dropped_is_acknowledged_for_a_subscription_that_meets_it(
     for subscription in (one, two):
         subscription.seek("earliest")
         payloads(subscription)
-    clock.advance(1_000)
-    store.tick()
+    tick_after(store, clock, 1_000)
     clock.advance(101 * DAY_MS)  # the last ledger is rolled over for its age
     store.tick()
-    clock.advance(1_000)
-    assert store.tick().deleted or not store.partitions()
+    assert tick_after(store, clock, 1_000).deleted or not store.partitions()
     assert list(store.check()) == []
 
 

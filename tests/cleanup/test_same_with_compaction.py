@@ -18,10 +18,10 @@ from duelog.cleanup.log_claims import LogClaims
 from duelog.errors import UnknownTopic
 from duelog.store.codec.format import PartitionState
 from duelog.store.codec.run import Run, RunKind
-from duelog.store.files import failpoints
 from duelog.store.log.scan import runs
 from duelog.store.position import Position
 from tests.cleanup.compacting import plan_compaction
+from tests.model.driver import armed
 from tests.proof import length, wrong_engines
 
 HOUR_MS = 3_600_000
@@ -230,12 +230,8 @@ class SideBySide:
 
         self.flush()  # a crash forgets acknowledgements that are not on disk
         self.plain.store.tick()
-        failpoints.arm(point, stop)
-        try:
-            with suppress(Stop):
-                self.compacted.store.tick()
-        finally:
-            failpoints.disarm()
+        with armed(point, stop), suppress(Stop):
+            self.compacted.store.tick()
         self.reopen()
 
     def _look(self) -> None:

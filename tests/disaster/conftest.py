@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -14,8 +15,7 @@ from tests.disaster.working import LARGE_BYTES
 @pytest.fixture(scope="module", autouse=True)
 def _little_is_large() -> Iterator[None]:
     """In this process as in those that it starts (fork_server.py)."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write_batch, "LARGE_BYTES", LARGE_BYTES)
+    with patch.object(write_batch, "LARGE_BYTES", LARGE_BYTES):
         yield
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import present
 from tests.disaster.running import module
 from tests.disaster.told import Told
 
@@ -36,8 +37,7 @@ class Server:
 
     def run(self, request: dict[str, Any], kill_after: int | None = None) -> Iterator[list[Any]]:
         """Facts of one round as they come; the child is killed when `kill_after` of them have been read."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        present(self.process.stdin).write(json.dumps(request).encode() + b"\n")
         child = -1
         for count, fact in enumerate(self._facts()):
             with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has waited for it
@@ -52,14 +52,13 @@ class Server:
                 return
 
     def _facts(self) -> Iterator[list[Any]]:
-        assert self.process.stdout is not None
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
                 yield json.loads(line)
                 continue
-            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            more = os.read(present(self.process.stdout).fileno(), 1 << 16)
             if not more:
                 raise EOFError("the fork server has ended")
             self._rest += more

@@ -40,15 +40,13 @@ def test_a_segment_is_released_after_a_sync_of_what_another_commit_applied(sent:
     assert not environment.has_unapplied
     assert environment._unsynced
     found = unsynced_at("wal.applied", environment)
-    assert sent.store._engine.wal_writer is not None
-    sent.store._engine.wal_writer.apply_all()
+    sent.store._engine.writer().apply_all()
     assert found == [False]
 
 
 def test_a_segment_is_not_closed_while_a_commit_flushes_it(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit's flush of the log would fail on a closed file, and the store with it."""
-    assert sent.store._engine.wal_writer is not None
-    writer = sent.store._engine.wal_writer
+    writer = sent.store._engine.writer()
     ended, failed = threading.Event(), list[BaseException]()
     failpoints.arm("wal.ended", ended.set)
 

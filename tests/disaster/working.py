@@ -44,6 +44,7 @@ import random
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from duelog import (
     DelayedDeliveryPolicies,
@@ -64,6 +65,7 @@ from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.store.codec.format import PartitionState
 from duelog.store.errors import DamagedStore
 from duelog.store.files import failpoints
+from tests.conftest import in_threads
 
 START_MS = 1_790_000_000_000
 SPAN_MS = 60_000
@@ -308,11 +310,7 @@ class Worker:
 
         dues = [self.clock.now_ms() + span * SPAN_MS for span in (2, 3, 4, 2)]
         messages = [Message(self._text() + b"." * 700, deliver_at=due_ms) for due_ms in dues]
-        senders = [threading.Thread(target=send, args=(message,)) for message in messages]
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join()
+        in_threads(partial(send, message) for message in messages)
 
     def send_everywhere(self) -> None:
         """Send to the main log and to every partition that is there, in each topic."""

@@ -128,9 +128,8 @@ def test_the_docker_files_command_serves_a_store_and_its_health(tmp_path: Path) 
     arguments[arguments.index("--http") + 1] = "0"
     arguments[1] = str(tmp_path / "store")
     with subprocess.Popen([*DUELOG, *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
-            said = [process.stdout.readline() for _ in range(2)]
+            said = [present(process.stdout).readline() for _ in range(2)]
             found = re.search(r"http://[^:]+:(\d+)", said[1])
             assert found is not None, said
             health = f"http://localhost:{found[1]}/admin/v2/brokers/health"

@@ -28,7 +28,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from tests.broker.clients.conftest import ServedStore
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 from tests.duelog.workers.test_worker import Log
 from tests.packaging.tree import ROOT
 from tests.proof import length
@@ -597,8 +597,7 @@ def test_an_order_of_django_expires_by_the_command_and_a_paid_one_does_not(store
     run: dict[str, Any] = {"cwd": tmp_path, "env": settings, "stdout": subprocess.PIPE, "text": True}
     late = subprocess.run([sys.executable, "drive.py"], check=True, timeout=180, **run).stdout
     with subprocess.Popen([sys.executable, "-m", "django", "run_tasks"], **run) as command:
-        assert command.stdout is not None
-        assert command.stdout.readline() == f"expired {late}"
+        assert present(command.stdout).readline() == f"expired {late}"
         command.send_signal(signal.SIGTERM)
     assert command.returncode == 0
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:

@@ -278,8 +278,7 @@ class OtherProcess:
     def back_up(self, said: Callable[[str], None], target: Path) -> None:
         """One backup; `said` does what is done meanwhile."""
         self._tell(str(target))
-        assert self._process.stdout is not None
-        while (place := self._process.stdout.readline().strip()) != DONE:
+        while (place := present(self._process.stdout).readline().strip()) != DONE:
             assert place, f"the backup ended with {self._process.wait()}"
             said(place)
             self._tell("")
@@ -292,11 +291,9 @@ class OtherProcess:
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        present(self._process.stdin).close()
         assert self._process.wait() == 0
-        self._process.stdout.close()
+        present(self._process.stdout).close()
 
 
 if __name__ == "__main__":

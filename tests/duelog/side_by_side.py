@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from duelog import DelayedStore, MessageId, StoreConfig
+from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.partitions.partition import Partition
 from duelog.store.codec.run import HEADER
 from duelog.store.files import failpoints
@@ -15,6 +15,8 @@ from duelog.store.wal.segment import Group, RowKind
 from duelog.store.wal.wal_reader import read_wal
 from duelog.store.wal.write_batch import single_rows
 from tests.conftest import START_MS
+from tests.duelog.store_state import payloads_after
+from tests.model.driver import armed
 from tests.store.commits import until
 
 HOUR_MS = 3_600_000
@@ -57,6 +59,11 @@ def send(store: DelayedStore, number: int, hour: int = 0) -> MessageId:
     return store.topic("a").send(b"%d" % number, deliver_at=FIRST_MS + hour * HOUR_MS + 1 + number)
 
 
+def everything(store: DelayedStore, clock: ManualClock) -> list[bytes]:
+    """The messages of the topic once all of it is due."""
+    return sorted(payloads_after(store, clock, 1_000 * HOUR_MS, "a", "all"))
+
+
 class Together:
     """Sends that are one group: threads queue up while the leader of the one before is held up at its failpoint."""
 
@@ -76,13 +83,9 @@ class Together:
             until(lambda: len(self._queue) == len(self._sends))
             failpoints.arm("wal.before", then)
 
-        failpoints.arm("wal.before", hold)
-        try:
-            with self._pool as pool:
-                leader = pool.submit(first)
-                assert entered.wait(60)
-                self.futures = [pool.submit(each) for each in self._sends]
-                leader.result()
-        finally:
-            failpoints.disarm()
+        with armed("wal.before", hold), self._pool as pool:
+            leader = pool.submit(first)
+            assert entered.wait(60)
+            self.futures = [pool.submit(each) for each in self._sends]
+            leader.result()
         return self.futures

@@ -80,21 +80,31 @@ def shown(error: DuelogError, value: object) -> bool:
     return repr(value)[:100] in str(error)
 
 
-def each_received(consumer: Subscription, most: int = 1_000) -> Iterator[ReceivedMessage]:
+def each_received(consumer: Subscription, most: int = 1 << 20) -> Iterator[ReceivedMessage]:
     """Receive until there is nothing, or so many have come."""
-    while most > 0 and (messages := consumer.receive(most)):
+    while most > 0 and (messages := consumer.receive(most, timeout=0)):
         yield from messages
         most -= len(messages)
 
 
-def payloads(consumer: Subscription, most: int = 1_000) -> list[bytes]:
+def payloads(consumer: Subscription, most: int = 1 << 20, *, durable: bool = False) -> list[bytes]:
     """Receive and acknowledge."""
     messages = list(each_received(consumer, most))
-    consumer.ack(messages)
+    consumer.ack(messages, durable=durable)
     return [message.payload for message in messages]
 
 
-def received(consumer: Subscription, most: int = 1_000) -> list[bytes]:
+def payloads_after(
+    store: DelayedStore, clock: ManualClock, ms: int, topic: str = "t", subscription: str = "s"
+) -> list[bytes]:
+    """Let time pass; the payloads that a subscription receives then, acknowledged."""
+    with store.topic(topic).subscribe(subscription) as consumer:
+        clock.advance(ms)
+        store.tick()
+        return payloads(consumer, durable=True)
+
+
+def received(consumer: Subscription, most: int = 1 << 20) -> list[bytes]:
     """Receive without acknowledging."""
     return [message.payload for message in each_received(consumer, most)]
 

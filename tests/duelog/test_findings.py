@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from threading import Thread
+from unittest.mock import patch
 
 import pytest
 
@@ -9,7 +10,7 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, S
 from duelog.cleanup.trim import unfinished
 from duelog.errors import StoreFull
 from duelog.partitions.partition import Partition, PartitionLog
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, tick_after
 from tests.duelog.store_state import payloads
 from tests.model.driver import Once, armed, full_disk, stalled_sender
 
@@ -27,8 +28,7 @@ def test_four_partitions_loaded_ahead_of_their_time_hold_up_no_earlier_one(
     store.tick()
     topic.send(b"", deliver_after=1)
     assert store.tick().next_due_ms == clock.now_ms() + 1_000
-    clock.advance(1_000)
-    assert store.tick().fired == 1
+    assert tick_after(store, clock, 1_000).fired == 1
 
 
 def test_messages_of_a_deleted_topic_are_not_pending(store: DelayedStore) -> None:
@@ -113,8 +113,7 @@ def test_a_partition_that_is_read_when_its_topic_is_deleted_goes_later(
         topic.send(b"", deliver_after=after_ms / 1000)
     listing = topic.scheduled()
     next(listing)
-    clock.advance(10_000)
-    store.tick()
+    tick_after(store, clock, 10_000)
     assert [partition.state for partition in store.partitions()] == ["closed"]
     store.delete_topic("t")
     del listing
@@ -135,9 +134,7 @@ def test_without_delay_between_flushes_every_acknowledgement_is_on_disk(
     assert store._engine.delivery.flusher.due_ms() is None
 
 
-def test_a_log_made_while_check_reads_its_partition_is_no_finding(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_made_while_check_reads_its_partition_is_no_finding(store: DelayedStore) -> None:
     """Whenever another thread or process makes a topic's log, its runs are not taken for those of no log."""
     due_ms = store.clock.now_ms() + 60_000
     store.topic("first").send(b"", deliver_at=due_ms)
@@ -154,8 +151,7 @@ def test_a_log_made_while_check_reads_its_partition_is_no_finding(
         sender.join()
         return found
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Partition, "logs", listed_before_another)
+    with patch.object(Partition, "logs", listed_before_another):
         assert list(store.check()) == []
     assert made
 
@@ -170,8 +166,7 @@ def test_a_seek_by_time_finds_what_a_stalled_sender_closed_a_ledger_behind(
 
     def meanwhile(write: Callable[[], list[MessageId]]) -> None:
         topic.send(b"later", deliver_after=0.5)
-        clock.advance(600)
-        assert store.tick().fired == 1
+        assert tick_after(store, clock, 600).fired == 1
         write()
 
     began_ms = clock.now_ms()

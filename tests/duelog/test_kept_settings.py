@@ -13,6 +13,7 @@ from duelog.store.codec.format import policy_key
 from duelog.store.env.environment import Environment
 from duelog.store.policy.policy_records import STORE_SCOPE, PolicyRecord
 from tests.conftest import START_MS, OpenStore
+from tests.duelog.store_state import payloads
 from tests.fixtures.freeze import CONFIG as FROZEN_CONFIG
 from tests.tools.command_line import json_lines_of, ok, run
 
@@ -31,9 +32,7 @@ def keep_hundred(store: DelayedStore) -> None:
 def all_again(reader: Subscription) -> list[bytes]:
     """Messages that there are to go back to; acknowledged again."""
     reader.seek("earliest")
-    messages = reader.receive(200, timeout=0)
-    reader.ack(messages, durable=True)
-    return [message.payload for message in messages]
+    return payloads(reader, durable=True)
 
 
 ALL = [b"%d" % number for number in range(100)]
@@ -56,9 +55,8 @@ def test_a_ledger_that_a_lower_limit_makes_full_takes_no_message_more(open_store
         store.close()
 
 
-def test_retention_is_not_lost_by_looking_at_another_topic_on_the_command_line(tmp_path: Path) -> None:
+def test_retention_is_not_lost_by_looking_at_another_topic_on_the_command_line(path: Path) -> None:
     """`duelog receive` of another topic leaves a week's retention alone."""
-    path = tmp_path / "store"
     with DelayedStore.open(path, StoreConfig(retention_ms=WEEK_MS, ledger_max_entries=10, background=False)) as store:
         keep_hundred(store)
     ok("send", "--create", path, "other", "x")

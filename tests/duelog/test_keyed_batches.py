@@ -27,9 +27,10 @@ from duelog import (
 )
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage, QuotaExceeded
 from duelog.sending.outbox import PutOutcome
-from tests.conftest import START_MS, OpenStore, in_threads, present
+from tests.conftest import START_MS, OpenStore, in_threads, present, tick_after
 from tests.duelog.sending.putting import Heard
 from tests.duelog.sending.putting import together as as_one_group
+from tests.duelog.store_state import payloads
 from tests.proof import length
 
 FACES = True
@@ -148,18 +149,10 @@ def seen(store: DelayedStore, ids: list[tuple[str, MessageId]]) -> object:
 
 def delivered(store: DelayedStore, clock: ManualClock) -> list[list[bytes]]:
     """Payloads by topic, once everything is due; subscribed to first, as what fires for nobody may be trimmed."""
-    found: list[list[bytes]] = []
     with ExitStack() as stack:
         consumers = [stack.enter_context(store.topic(name).subscribe("s")) for name in TOPICS]
-        clock.advance(100_000_000)
-        store.tick()
-        for consumer in consumers:
-            payloads: list[bytes] = []
-            while messages := consumer.receive(1_000, timeout=0):
-                payloads += [bytes(message.payload) for message in messages]
-                consumer.ack(messages)
-            found.append(sorted(payloads))
-    return found
+        tick_after(store, clock, 100_000_000)
+        return [sorted(payloads(consumer)) for consumer in consumers]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +179,7 @@ def test_messages_sent_together_are_as_if_each_were_sent_alone(
         for step in steps:
             if isinstance(step, int):
                 for clock, store in zip(clocks, stores, strict=True):
-                    clock.advance(step)
-                    store.tick()
+                    tick_after(store, clock, step)
                 continue
             batch = [
                 (each.topic, each.message(b"%d" % (number + at), 15 if inline_ms else 0))
@@ -380,8 +372,7 @@ def test_what_is_replaced_within_a_batch_is_never_delivered(
 ) -> None:
     """By the process that sent it, whose index has not been read anew; it is cancelled, and counted as such."""
     topic.send(b"", deliver_after=1)
-    clock.advance(1_000)
-    store.tick()  # the index is in memory
+    tick_after(store, clock, 1_000)  # the index is in memory
     ids = topic.send_batch(
         [Message(b"%d" % number, deliver_after=60 + number, dedup_key="k", replace=True) for number in range(3)]
     )

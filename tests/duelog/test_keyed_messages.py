@@ -11,6 +11,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import Table
 from duelog.store.log import catalog
 from tests.conftest import OpenStore, present
+from tests.duelog.store_state import payloads_after
 
 FACES = True
 
@@ -26,13 +27,7 @@ def keys_of(store: DelayedStore, table: Table = Table.KEY) -> int:
 
 def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
     """Payloads, once everything is due."""
-    clock.advance(360_000_000)
-    with store.topic("t").subscribe("s") as consumer:
-        found: list[bytes] = []
-        while messages := consumer.receive(1_000, timeout=0):
-            found += [bytes(message.payload) for message in messages]
-            consumer.ack(messages)
-    return found
+    return payloads_after(store, clock, 360_000_000)
 
 
 def test_what_replaces_another_and_was_due_before_keeps_its_due_time(topic: Topic, clock: ManualClock) -> None:

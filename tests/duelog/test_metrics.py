@@ -25,7 +25,7 @@ from duelog import (
 from duelog.aio.face import Topic as AsyncTopic
 from duelog.aio.threads import Threads
 from duelog.errors import CorruptEntry, DelayTooLong
-from tests.conftest import START_MS, LeadingClock, OpenStore, applied
+from tests.conftest import START_MS, LeadingClock, OpenStore, applied, tick_after
 from tests.model.driver import armed
 
 TOPIC = {
@@ -175,8 +175,7 @@ def test_lateness_is_the_time_of_the_marker_less_the_due_time(
 ) -> None:
     """Each fired message is in the histogram, in seconds."""
     store.topic("t").send_batch([Message(b"x", deliver_after=delay) for delay in (1, 2, 5)])
-    clock.advance(5_000)
-    store.tick()
+    tick_after(store, clock, 5_000)
     points = collector.points()
     (late,) = points["duelog.messages.lateness"]
     assert (late.count, late.min, late.max, late.sum) == (3, 0.0, 4.0, 7.0)
@@ -191,8 +190,7 @@ def test_what_was_written_ahead_of_its_time_is_not_late(collector: Collector, op
     clock = LeadingClock(START_MS)
     store = open_store(clock_=clock)
     store.topic("t").send_batch([Message(b"x", deliver_at=START_MS + at) for at in (9, 12)])
-    clock.advance(10)
-    assert store.tick().fired == 2
+    assert tick_after(store, clock, 10).fired == 2
     (late,) = collector.points()["duelog.messages.lateness"]
     assert (late.count, late.min, late.max) == (2, 0.0, 0.001)
 
@@ -211,8 +209,7 @@ def test_messages_that_waited_inline_are_fired_once_whatever_the_subscriptions(
     assert collector.value("duelog.messages.fired", pulsar_topic=TOPIC["pulsar.topic"]) == 2
     first.close()
     second.close()
-    clock.advance(1_000)
-    store.tick()
+    tick_after(store, clock, 1_000)
     clock.advance(3_000)
     assert len(topic.subscribe("second").receive(10)) == 3
     (late,) = collector.points()["duelog.messages.lateness"]
@@ -225,8 +222,7 @@ def test_delayed_and_backlog_of_a_subscription_move_as_messages_fall_due(
     collector: Collector, open_store: OpenStore, clock: ManualClock, inline_ms: int
 ) -> None:
     """Messages not due are delayed for every subscription; those due and not acknowledged are its backlog."""
-    store = open_store(config=StoreConfig(inline_delay_ms=inline_ms))
-    topic = store.topic("t")
+    topic = open_store(config=StoreConfig(inline_delay_ms=inline_ms)).topic("t")
     with topic.subscribe("a") as first, topic.subscribe("b"):
         topic.send_batch([Message(b"x", deliver_after=delay) for delay in (1, 2, 3)])
         first.receive(9)

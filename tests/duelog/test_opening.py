@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -24,14 +25,8 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
-from tests.conftest import START_MS, OpenStore, in_threads
+from tests.conftest import START_MS, OpenStore, in_threads, present, tick_after
 from tests.duelog.store_state import CONFIG, HOUR_MS, files, fill, main_of, partition_directories, refused
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store of a test lies."""
-    return tmp_path / "store"
 
 
 def test_a_new_store_is_made_with_its_parents(tmp_path: Path, open_store: OpenStore) -> None:
@@ -144,8 +139,7 @@ def test_a_second_writing_process_is_refused(path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "open\n"
+    assert present(holder.stdout).readline() == "open\n"
     for _ in range(2):
         with pytest.raises(StoreLocked, match="another process") as caught:
             DelayedStore.open(path, CONFIG)
@@ -184,23 +178,20 @@ def test_a_lock_names_no_process_but_the_one_that_has_it(path: Path, said: objec
     assert caught.value.pid == pid
 
 
-def test_a_store_opens_where_its_lock_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_opens_where_its_lock_cannot_be_written(path: Path) -> None:
     """A full disk keeps who has it from being told, and nothing else."""
     fill(path)
 
     def write(descriptor: int, content: bytes) -> int:
         raise OSError(errno.ENOSPC, "planted")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("duelog.opening.os.write", write)
+    with patch("duelog.opening.os.write", write):
         store = DelayedStore.open(path, CONFIG)
     store.close()
 
 
 @pytest.mark.parametrize("call", ["fcntl.flock", "os.write", "os.ftruncate"])
-def test_an_opening_that_is_interrupted_as_it_takes_the_lock_keeps_no_later_one_out(
-    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_an_opening_that_is_interrupted_as_it_takes_the_lock_keeps_no_later_one_out(path: Path, call: str) -> None:
     """The program goes on, and opens the store: it was told for ever that it had it open."""
     fill(path)
     real = getattr({"os": os, "fcntl": fcntl}[call.partition(".")[0]], call.partition(".")[2])
@@ -209,10 +200,8 @@ def test_an_opening_that_is_interrupted_as_it_takes_the_lock_keeps_no_later_one_
         real(*arguments)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(f"duelog.opening.{call}", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            DelayedStore.open(path, CONFIG)
+    with patch(f"duelog.opening.{call}", interrupted), pytest.raises(KeyboardInterrupt):
+        DelayedStore.open(path, CONFIG)
     DelayedStore.open(path, CONFIG).close()
 
 
@@ -438,8 +427,7 @@ def test_a_damaged_record_of_the_catalog_is_refused_at_opening(path: Path, table
     clock = ManualClock(START_MS)
     fill(path)
     with DelayedStore.open(path, CONFIG, clock=clock) as store:
-        clock.advance(5)
-        store.tick()
+        tick_after(store, clock, 5)
     main = main_of(path)
 
     def flip(transaction: LmdbTransaction) -> None:
@@ -518,8 +506,7 @@ def use_receive(store: DelayedStore) -> object:
     """Have the clock reach the second partition, which is not fired from; what was due before is received."""
     clock = store._engine.clock.wrapped
     assert isinstance(clock, ManualClock)
-    clock.advance(2 * HOUR_MS)
-    (suspended,) = store.tick().suspended
+    (suspended,) = tick_after(store, clock, 2 * HOUR_MS).suspended
     assert suspended.task == "load"
     assert len(store.topic("a").subscribe("reader").receive(10, timeout=0)) == 4
     raise suspended.error
@@ -565,8 +552,7 @@ def test_a_partition_that_lost_what_had_fired_is_refused(path: Path) -> None:
     clock = ManualClock(START_MS)
     with DelayedStore.open(path, CONFIG, clock=clock) as store:
         store.topic("a").send_batch([Message(b"more", deliver_after=2)] * 3)
-        clock.advance(5_000)
-        assert store.tick().fired == 4
+        assert tick_after(store, clock, 5_000).fired == 4
     shutil.rmtree(first)
     (path.parent / "older").rename(first)
     error = refused(path, DamagedStore)

@@ -11,6 +11,7 @@ from duelog.partitions.timespan import directory_name
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.errors import InvalidArgument
 from duelog.tools.audit import audit_store
+from tests.conftest import tick_after
 
 HOUR_MS = 3_600_000
 START_MS = 1_800_000_000_000 // HOUR_MS * HOUR_MS
@@ -39,12 +40,10 @@ def test_each_reason_in_the_life_of_a_partition(tmp_path: Path) -> None:
         subscription.ack(messages)
         assert [(each.reason, each.topic) for each in store.kept_by(START_MS)] == [("open ledger", topic.name)]
         store.update_policies(topic=topic.name, retention_ms=24 * HOUR_MS)
-        clock.advance(config.ledger_max_age_ms)
-        store.tick()
+        tick_after(store, clock, config.ledger_max_age_ms)
         assert [each.reason for each in store.kept_by(START_MS)] == ["retention"]
         store.update_policies(topic=topic.name, retention_ms=0)
-        clock.advance(48 * HOUR_MS)
-        store.tick()
+        tick_after(store, clock, 48 * HOUR_MS)
         with pytest.raises(InvalidArgument, match="no time partition begins there"):
             store.kept_by(START_MS)
 
@@ -65,8 +64,7 @@ def test_an_audit_of_the_closed_store_says_the_same(tmp_path: Path, seed: int) -
             ids = topic.send_payloads([b"x"] * 60, deliver_at=dues)
             topic.cancel_batch([each for each in ids if random.random() < 0.2])
         for _ in range(8):
-            clock.advance(random.randrange(2 * HOUR_MS))
-            store.tick()
+            tick_after(store, clock, random.randrange(2 * HOUR_MS))
             for topic in topics:
                 for name in topic.subscriptions():
                     with topic.subscribe(name) as subscription:
@@ -101,8 +99,7 @@ def test_a_partition_that_is_deleted_while_it_is_asked_about_is_not_there(
             clock.advance(2 * HOUR_MS)
             subscription.ack(subscription.receive(), durable=True)
             for _ in range(3):
-                clock.advance(1_000)
-                store.tick()
+                tick_after(store, clock, 1_000)
             assert store.partitions() == []
             return partition
 
@@ -122,8 +119,7 @@ def test_a_checkpoint_passes_over_a_partition_that_is_deleted_after_it_has_begun
         clock.advance(2 * HOUR_MS)
         subscription.ack(subscription.receive(), durable=True)
         for _ in range(3):
-            clock.advance(1_000)
-            store.tick()
+            tick_after(store, clock, 1_000)
         assert store.partitions() == []
         checkpoint._jobs.finish()
         assert checkpoint.is_ready

@@ -18,7 +18,8 @@ from duelog.markers.lookup import find_partition
 from duelog.store.config import Durability
 from duelog.store.env.transaction import Transaction
 from duelog.store.log.ledger import applied_tail
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, tick_after
+from tests.duelog.store_state import payloads
 from tests.model.driver import armed
 
 LIMIT_S = 60.0
@@ -53,15 +54,12 @@ ACTIONS = pytest.mark.parametrize("act", [_cancel, _reschedule, _fire_now])
 
 def _payloads(store: DelayedStore, clock: ManualClock) -> Counter[bytes]:
     """Whatever is delivered, now and later."""
+    got: Counter[bytes] = Counter()
     with store.topic("t").subscribe("s", type="shared") as reader:
-        got: Counter[bytes] = Counter()
         for _ in range(3):
-            while batch := reader.receive(100):
-                reader.ack(batch)
-                got.update(message.payload for message in batch)
-            clock.advance(20_000)
-            store.tick()
-        return got
+            got.update(payloads(reader))
+            tick_after(store, clock, 20_000)
+    return got
 
 
 @ACTIONS
@@ -161,8 +159,7 @@ def test_answers_and_deliveries_agree_when_all_run_at_once(
         def fire(barrier: threading.Barrier = barrier) -> None:
             barrier.wait(LIMIT_S)
             for _ in range(40):
-                clock.advance(1)
-                store.tick()
+                tick_after(store, clock, 1)
 
         def receive(barrier: threading.Barrier = barrier) -> Counter[bytes]:
             found: Counter[bytes] = Counter()
@@ -234,8 +231,7 @@ def test_a_message_whose_day_goes_while_it_is_looked_for_has_fired(
         for _ in range(50):
             topic.send(b"another")
             subscription.ack(subscription.receive())
-            clock.advance(10)
-            store.tick()
+            tick_after(store, clock, 10)
         assert store.partitions() == []
         return found
 

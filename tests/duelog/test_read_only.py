@@ -23,12 +23,6 @@ from tests.conftest import present
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store is, or is going to be."""
-    return tmp_path / "store"
-
-
 @contextlib.contextmanager
 def reading(path: Path, now_ms: int = START_MS) -> Iterator[DelayedStore]:
     """The store opened read-only on a clock of its own, checked at the end."""

@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
@@ -123,9 +124,7 @@ def test_pages_that_cannot_be_read_for_now_are_no_damage(
         pages.find_problems(fired.path / "main")
 
 
-def test_a_store_whose_thread_cannot_be_started_is_not_opened_and_holds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_whose_thread_cannot_be_started_is_not_opened_and_holds_nothing(tmp_path: Path) -> None:
     """Raises ResourceShortage; no descriptor, lock or gauge is left, and the store is opened once there are threads."""
     config = StoreConfig(background=True)
     DelayedStore.open(tmp_path / "store", config).close()
@@ -134,19 +133,16 @@ def test_a_store_whose_thread_cannot_be_started_is_not_opened_and_holds_nothing(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ResourceShortage, match="thread cannot be started") as raised:
-            DelayedStore.open(tmp_path / "store", config)
+    refused = pytest.raises(ResourceShortage, match="thread cannot be started")
+    with patch.object(threading.Thread, "start", refuse), refused as raised:
+        DelayedStore.open(tmp_path / "store", config)
     assert raised.value.errno == errno.EAGAIN
     assert (len(os.listdir("/proc/self/fd")), set(instruments().stores)) == (descriptors, reporting)
     DelayedStore.open(tmp_path / "store", config).close()
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
-def test_a_backup_says_what_it_is_short_of(
-    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_backup_says_what_it_is_short_of(open_store: OpenStore, tmp_path: Path, number: int) -> None:
     """A shortage of descriptors is not a full disk; either way nothing is left, and the next backup is made."""
     store, open_ = open_store(), Path.open
 
@@ -155,9 +151,7 @@ def test_a_backup_says_what_it_is_short_of(
             raise OSError(number, os.strerror(number), str(path))
         return open_(path, *arguments, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", refuse)
-        with pytest.raises(ResourceShortage if number == errno.EMFILE else StoreFull):
-            store.backup(tmp_path / "copy")
+    with patch.object(Path, "open", refuse), pytest.raises(ResourceShortage if number == errno.EMFILE else StoreFull):
+        store.backup(tmp_path / "copy")
     assert list((tmp_path / "copy").iterdir()) == []
     store.backup(tmp_path / "copy")

@@ -13,7 +13,7 @@ from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
 from duelog.topics.topic_state import SubscriptionState
-from tests.conftest import START_MS, OpenStore, Plant, applied
+from tests.conftest import START_MS, OpenStore, Plant, applied, tick_after
 from tests.duelog.store_state import payloads, payloads_of, received
 
 SPAN_MS = 60_000
@@ -33,8 +33,7 @@ def store(open_store: OpenStore) -> DelayedStore:
 def fired(store: DelayedStore, clock: ManualClock) -> DelayedStore:
     """The store with twelve messages that have fired."""
     store.topic("t").send_payloads(ALL, deliver_at=[START_MS + 1_000] * len(ALL))
-    clock.advance(2_000)
-    store.tick()
+    tick_after(store, clock, 2_000)
     return store
 
 
@@ -70,8 +69,7 @@ def test_what_was_taken_of_a_log_and_not_handed_over_is_read_back(
     plant(PendingLog, "take", error)
     with suppress(KeyboardInterrupt):
         store.tick()
-    clock.advance(10_000)
-    store.tick()
+    tick_after(store, clock, 10_000)
     assert payloads_of(store) == [b"0", b"1"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
@@ -24,7 +25,7 @@ from duelog.errors import (
 from duelog.store.files import directory
 from duelog.store.files.directory import LOOK_NS, InPlace
 from duelog.store.files.system_errors import explain, explained
-from tests.conftest import START_MS, applied
+from tests.conftest import applied
 from tests.duelog.side_by_side import crashed
 
 HOUR_MS = 3_600_000
@@ -110,7 +111,7 @@ def test_a_backup_to_a_place_that_cannot_be_used_says_so(store: DelayedStore, tm
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC])
 def test_a_partition_whose_directory_is_refused_stays_in_the_log_until_it_can_be_made(
-    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, number: int
+    store: DelayedStore, topic: Topic, clock: ManualClock, number: int
 ) -> None:
     """What was sent is stored, read, cancelled, found after a crash; who applies the log is told why it cannot be."""
     ids = topic.send_payloads([b"later", b"never"], deliver_after=3_600).to_list()
@@ -121,8 +122,7 @@ def test_a_partition_whose_directory_is_refused_stays_in_the_log_until_it_can_be
             raise OSError(number, os.strerror(number), str(path))
         mkdir(path, *arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "mkdir", refusing)
+    with patch.object(Path, "mkdir", refusing):
         for _ in range(2):
             with pytest.raises((StoreUnavailable, StoreFull)) as caught:
                 applied(store)
@@ -163,11 +163,10 @@ def replaced(path: Path) -> None:
 @pytest.mark.parametrize("gone", [removed, moved, replaced])
 @pytest.mark.parametrize("what", ["a partition", "the main log", "several partitions"])
 def test_a_store_whose_directory_was_removed_acknowledges_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[[Path], None], what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[[Path], None], what: str, clock: ManualClock
 ) -> None:
     """The first send at which its file is looked for raises StoreFailed that says so, and so does every later call."""
     monkeypatch.setattr(directory, "LOOK_NS", 0)
-    clock = ManualClock(START_MS)
     store = DelayedStore.open(tmp_path / "store", StoreConfig(partition_ms=HOUR_MS), clock=clock)
     topic = store.topic("t")
     with topic.subscribe("s") as consumer:

@@ -21,10 +21,10 @@ from duelog.errors import (
     TransactionConflict,
     UnknownTopic,
 )
-from duelog.store.files import failpoints
 from duelog.topics.ack_flusher import AckFlusher
 from tests.conftest import OpenStore
 from tests.duelog.store_state import records
+from tests.model.driver import armed
 
 FACES = True
 
@@ -304,13 +304,9 @@ def test_a_disk_that_fails_leaves_nothing_half_done(open_store: OpenStore, store
     def fail() -> None:
         raise OSError(5, "planted")
 
-    failpoints.arm("wal.before", fail)
-    try:
-        with pytest.raises(StoreFailed), store.transaction() as transaction:
-            transaction.ack(message)
-            transaction.send("t", b"next", deliver_after=60)
-    finally:
-        failpoints.disarm()
+    with armed("wal.before", fail), pytest.raises(StoreFailed), store.transaction() as transaction:
+        transaction.ack(message)
+        transaction.send("t", b"next", deliver_after=60)
     store.close()
     store = open_store(config=CONFIG)
     assert payloads(received(store)) == [b"m"]

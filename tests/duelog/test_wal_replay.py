@@ -18,8 +18,8 @@ from duelog.store.files import pages as file_pages
 from duelog.store.wal.segment import Group, GroupContent, Row, RowKind, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
 from duelog.store.wal.write_batch import single_rows
-from tests.conftest import START_MS, OpenStore, applied
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
+from tests.conftest import START_MS, OpenStore, applied, present
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, everything, held, in_wal, send, unapplied
 from tests.proof import length
 
 CONFIG = replace(CONFIG, wal_bytes=1 << 20)
@@ -28,18 +28,6 @@ CONFIG = replace(CONFIG, wal_bytes=1 << 20)
 def messages(*hours: int) -> list[Message]:
     """Due so many hours later; 0: at once."""
     return [Message(b"%d" % hour, deliver_at=FIRST_MS + hour * HOUR_MS if hour else START_MS) for hour in hours]
-
-
-def delivered(store: DelayedStore, clock: ManualClock) -> list[bytes]:
-    """Return the messages of a topic once all of it is due."""
-    clock.advance(1_000 * HOUR_MS)
-    found: list[bytes] = []
-    with store.topic("a").subscribe("all") as consumer:
-        store.tick()
-        while received := consumer.receive(1_000):
-            found += [bytes(message.payload) for message in received]
-            consumer.ack(received)
-    return sorted(found)
 
 
 def rewrite(path: Path, change: Callable[[list[list[Row]]], Sequence[Sequence[Row]]]) -> None:
@@ -74,8 +62,7 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
     tmp_path_factory: pytest.TempPathFactory, steps: list[list[int] | str]
 ) -> None:
     """All of it, in part, or nothing; and again after the next crash."""
-    path = tmp_path_factory.mktemp("replay")
-    clock = ManualClock(START_MS)
+    path, clock = tmp_path_factory.mktemp("replay"), ManualClock(START_MS)
     opened, sent = 0, list[bytes]()
     store = DelayedStore.open(path / "0", replace(CONFIG, ledger_max_entries=3), clock=clock)
     try:
@@ -87,8 +74,7 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
             elif step == "apply main":
                 engine.storage.main.apply()
             elif step == "checkpoint":
-                assert engine.wal_writer is not None
-                engine.wal_writer.apply_all()
+                present(engine.wal_writer).apply_all()
             elif step == "crash":
                 opened += 1
                 crashed(store, path / str(opened))
@@ -100,7 +86,7 @@ def test_rows_are_applied_once_whatever_was_applied_before_a_crash(
                     with engine.storage.partitions.lease(partition):
                         partition.environment.apply()
         assert list(store.check(deep=True)) == []
-        assert delivered(store, clock) == sorted(sent)
+        assert everything(store, clock) == sorted(sent)
     finally:
         store.close()
 
@@ -134,7 +120,7 @@ def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(
     assert producer.last_sequence_id == 8
     found = [producer.send(message, sequence_id=at) for at, message in enumerate(messages(*[3] * 9))]
     assert (found[:3], found[7:]) == (before, after)
-    assert delivered(again, clock) == sorted([b"0", b"1", b"2", b"1", b"0"] + [b"3"] * 4)
+    assert everything(again, clock) == sorted([b"0", b"1", b"2", b"1", b"0"] + [b"3"] * 4)
 
 
 def test_a_row_of_a_partition_that_has_closed_or_is_gone_is_passed_over(
@@ -152,7 +138,7 @@ def test_a_row_of_a_partition_that_has_closed_or_is_gone_is_passed_over(
     rewrite(store.path, lambda _: [rows, gone])
     again = open_store(config=CONFIG)
     assert not unapplied(again)
-    assert delivered(again, clock) == [b"1", b"2"]
+    assert everything(again, clock) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("lost", [[0], [1], [0, 1]])

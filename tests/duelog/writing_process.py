@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from tests.conftest import present
+
 START_MS = 1_790_000_000_000
 HOUR_MS = 3_600_000
 
@@ -82,8 +84,7 @@ class WritingProcess:
 
     def answer(self) -> Any:
         """The answer to the oldest command that was asked and not answered."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = present(self._process.stdout).readline()
         assert line, f"the writing process ended with {self._process.wait()}"
         return json.loads(line)
 
@@ -95,8 +96,7 @@ class WritingProcess:
 
     def answered(self) -> bool:
         """True if an answer is there."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], 0)[0])
+        return bool(select.select([present(self._process.stdout)], [], [], 0)[0])
 
     def do(self, name: object, *values: object) -> Any:
         """Have a command carried out; returns its answer."""
@@ -126,10 +126,8 @@ class WritingProcess:
 
 def end(process: subprocess.Popen[str]) -> int:
     """Close the pipes of a process, which ends it, and wait for it."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.close()
-    process.stdout.close()
+    present(process.stdin).close()
+    present(process.stdout).close()
     return process.wait(timeout=60)
 
 

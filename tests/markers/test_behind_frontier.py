@@ -5,7 +5,7 @@ import pytest
 from duelog import MessageId, Outcome, StoreConfig, Topic
 from duelog.store.codec import format as fmt
 from duelog.tools.snapshot_tool import rebuild_snapshots
-from tests.conftest import START_MS, LeadingClock, OpenStore, present
+from tests.conftest import START_MS, LeadingClock, OpenStore, present, tick_after
 
 CONFIG = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, run_entries=4, snapshot_part_bytes=1_024)
 SAVING = StoreConfig(partition_ms=3_600_000, bucket_ms=1_000, snapshot_every_entries=1)
@@ -64,8 +64,7 @@ def test_an_occurrence_a_few_ms_ahead_is_not_lost(open_store: OpenStore, clock: 
     assert delivered(topic) == []
     clock.set(minute_ms + 1)
     assert delivered(topic) == [b"a", b"tick"]
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert delivered(topic) == [b"tick"]
 
 
@@ -101,8 +100,7 @@ def test_one_admitted_behind_the_frontier_is_cancelled_or_moved_again(
     third = present(topic.reschedule(second, deliver_after=60))
     last = present(topic.reschedule(third, deliver_at=AHEAD_MS - 2))
     assert topic.cancel_batch([first, second, third, last]) == [*[Outcome.ALREADY_CANCELLED] * 3, Outcome.CANCELLED]
-    clock.advance(100_000)
-    store.tick()
+    tick_after(store, clock, 100_000)
     assert delivered(topic) == [b"a"]
 
 

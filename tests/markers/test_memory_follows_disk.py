@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from duelog.partitions.index.delay_index import DelayIndex
 from duelog.sending.wal_writer import WalWriter
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, StoreFailed
-from tests.conftest import START_MS, OpenStore, Plant
+from tests.conftest import START_MS, OpenStore, Plant, tick_after
 
 CONFIG = StoreConfig(partition_ms=3_600_000)
 
@@ -57,8 +58,7 @@ def test_an_error_while_one_log_is_taken_loses_nothing_of_another(
     if store._engine.storage.main.failed is not None:  # after a broken invariant nothing goes on
         store.close()
         store = open_store(config=CONFIG)
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert delivered(store) == EACH_ONCE
 
 
@@ -91,7 +91,7 @@ def test_an_interrupt_anywhere_in_a_firing_neither_loses_nor_doubles(
 
 
 def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, plant: Plant
+    store: DelayedStore, clock: ManualClock, plant: Plant
 ) -> None:
     """Nothing arms it any more: what is left of it fires because the firing finds it torn."""
     store.topic("a").send(b"later", deliver_at=START_MS + 2_000)
@@ -104,11 +104,9 @@ def test_a_log_that_an_append_tears_while_it_fires_is_loaded_anew(
         with pytest.raises(KeyboardInterrupt):
             log.hear(log.tail, np.array([START_MS + 3_000]))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Firing, "_commit", torn)
+    with patch.object(Firing, "_commit", torn):
         store.tick()
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert delivered(store) == {"a": [b"a", b"later"], "b": [b"b"]}
 
 
@@ -149,8 +147,7 @@ def test_a_loading_that_was_interrupted_begins_anew(
     plant(Loading, name, KeyboardInterrupt(), after=after)
     with pytest.raises(KeyboardInterrupt):
         store.tick()
-    clock.advance(2_000)
-    store.tick()
+    tick_after(store, clock, 2_000)
     assert delivered(store) == EACH_ONCE
 
 
@@ -164,6 +161,5 @@ def test_a_reschedule_interrupted_after_its_commit_fires_at_the_new_time(
     with pytest.raises(KeyboardInterrupt):
         topic.reschedule(moved, deliver_after=1)
     assert topic.state(moved) == "cancelled"
-    clock.advance(1_000)
-    store.tick()
+    tick_after(store, clock, 1_000)
     assert delivered(store) == {"a": [b"a", b"moved"], "b": [b"b"]}

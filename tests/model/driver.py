@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -170,8 +171,7 @@ def full_disk(engine: Engine, count: int) -> Iterator[None]:
 
         return fail
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main, "write", failing(main.write))
+    with patch.object(main, "write", failing(main.write)):
         yield
 
 

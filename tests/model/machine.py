@@ -30,7 +30,7 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.log import catalog
 from duelog.store.names import TopicName
 from duelog.topics.topic_state import TopicState
-from tests.conftest import LeadingClock
+from tests.conftest import LeadingClock, present
 
 from .drawing import (
     ALL,
@@ -145,8 +145,7 @@ class Machine(RuleBasedStateMachine):
         if self.ever_back:  # the clock mark may be lost, by which messages were sent
             self._forward_to(self._sent_by_ms())
         self.store = self._opened(path)
-        metrics = self.store._engine.metrics
-        assert metrics is not None
+        metrics = present(self.store._engine.metrics)
         metrics._shared = self.told = Told()  # type: ignore[assignment]
         self.twin.counts.clear()
         self.consumers.clear()
@@ -297,8 +296,7 @@ class Machine(RuleBasedStateMachine):
         """The engine has appended a message to a partition without giving its id back: it is the next of the log."""
         part = self.twin.add_partition(message.due_ms)
         partitions = self.store._engine.storage.partitions
-        engine_part = partitions.get(part.start_ms)
-        assert engine_part is not None
+        engine_part = present(partitions.get(part.start_ms))
         with partitions.lease(engine_part):
             log = engine_part.log(self._state(topic).topic_id)
         assert log is not None

@@ -228,8 +228,7 @@ class SendingRules(Machine):
     @rule(point=st.sampled_from(APPLYING), count=st.integers(1, 3))
     def crash_in_a_checkpoint(self, point: str, count: int) -> None:
         """All of the write-ahead log is being applied."""
-        assert self.store._engine.wal_writer is not None
-        self._crash_in(self.store._engine.wal_writer.apply_all, point, count)
+        self._crash_in(self.store._engine.writer().apply_all, point, count)
 
     def _crash_in(self, call: Callable[[], object], point: str, count: int) -> None:
         target = self._next_copy()

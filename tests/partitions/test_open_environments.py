@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from duelog.partitions import partition as partition_module
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import OpenEnvironments
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, present
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, send
 
 
@@ -39,24 +40,19 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
             begun.append(leased.log_to_append(topic_id, partitions.new_ledger))
         close_idle(self, chosen)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(OpenEnvironments, "close_idle", beside)
-        with partitions.lease(second):
-            pass
+    with patch.object(OpenEnvironments, "close_idle", beside), partitions.lease(second):
+        pass
     (log,) = begun
     assert partitions.begin_append(FIRST_MS, START_MS, topic_id) is first
     assert first.log_to_append(topic_id, partitions.new_ledger) is log
     partitions.end_appends([first, first])
 
 
-def test_a_partition_that_this_process_made_is_not_read_for_logs_that_it_has_not(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_that_this_process_made_is_not_read_for_logs_that_it_has_not(open_store: OpenStore) -> None:
     """They are all in memory; once the store was closed they are on disk."""
     store = open_store(config=CONFIG)
     send(store, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Partition, "_find_log", lambda *_: pytest.fail("it was read"))
+    with patch.object(Partition, "_find_log", lambda *_: pytest.fail("it was read")):
         store.topic("b").send(b"1", deliver_at=FIRST_MS + 1)
         store.topic("c").send_payloads([b"2", b"3"], deliver_at=[FIRST_MS + 1, FIRST_MS + 2])
     store.close()
@@ -76,8 +72,7 @@ def test_a_checkpoint_of_more_partitions_than_may_be_open_leaves_open_those_that
     for hours, left in ((2, 2), (3, 1)):
         for hour in range(hours):
             send(store, hour, hour)
-        first = partitions.get(FIRST_MS)
-        assert first is not None
+        first = present(partitions.get(FIRST_MS))
         with partitions.lease(first):
             applied(store)
             assert (first.is_open, partitions.open_count()) == (True, left)

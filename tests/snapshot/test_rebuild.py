@@ -193,8 +193,7 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
     with partition.environment.read() as raw:
         body = next(runs(raw, "partition", log.ledger_id)).body(0)  # type: ignore[union-attr]
     assert body is not None
-    late = partition.log(log.topic_id)
-    assert late is not None
+    late = present(partition.log(log.topic_id))
 
     def append(transaction: Transaction) -> None:
         partition.add(transaction.to(partition.start_ms, partition.memtable), late, dues, [body, body], RunLimits())
@@ -203,8 +202,7 @@ def test_late_entries_that_wait_are_left_to_the_replay(open_store: OpenStore, cl
     opened.close()
     report = rebuild_snapshots(opened.path)
     (rebuilt,) = report.logs
-    assert rebuilt.found.written is not None
-    assert (rebuilt.found.entries, rebuilt.found.written.tail, rebuilt.found.pending) == (201, 199, 99)
+    assert (rebuilt.found.entries, present(rebuilt.found.written).tail, rebuilt.found.pending) == (201, 199, 99)
     opened = open_store(config=CONFIG)
     clock.advance(1_000)
     with opened.topic("a").subscribe("reader") as reader:

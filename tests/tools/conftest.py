@@ -1,7 +1,5 @@
 """The command line prints the same whatever terminal the tests are run in."""
 
-from pathlib import Path
-
 import pytest
 
 
@@ -9,9 +7,3 @@ import pytest
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are as wide as in a pipe, whatever the environment says of a terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store is, or is going to be."""
-    return tmp_path / "store"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +15,7 @@ from duelog.store.config import StoreConfig
 from duelog.store.errors import InvalidArgument, StoreLocked
 from duelog.tools import move_namespace as module
 from duelog.tools.move_namespace import Moved, move_namespace
+from tests.conftest import present
 from tests.tools.command_line import json_of, refused
 
 MOVES, STAYS, OTHER = "acme/orders", "acme/mail", "other/orders"
@@ -42,8 +44,7 @@ class Fleet:
 
     def check(self) -> None:
         """Everything is where it belongs, once, and as it was."""
-        owner = read_placement(self.placement).owner(MOVES)
-        assert owner is not None
+        owner = present(read_placement(self.placement).owner(MOVES))
         assert owner.name == "b"
         assert seen(self.b, MOVES) == self.before[MOVES]
         empty = seen(self.a, MOVES)
@@ -127,10 +128,8 @@ def interrupt(fleet: Fleet, where: Any, step: str, *, before: bool) -> None:
             real(*arguments)
         raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(where, step, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fleet.move()
+    with patch.object(where, step, interrupted), pytest.raises(KeyboardInterrupt):
+        fleet.move()
 
 
 def test_everything_of_a_namespace_goes_along_and_nothing_else(fleet: Fleet) -> None:
@@ -157,8 +156,7 @@ def test_everything_of_a_namespace_goes_along_and_nothing_else(fleet: Fleet) -> 
 def test_a_move_that_is_interrupted_goes_on_or_begins_anew(fleet: Fleet, step: str, before: bool) -> None:
     """Right before or right after each step: until the switch the old store has it all, and another attempt ends it."""
     interrupt(fleet, DelayedStore if step == "backup" else module, step, before=before)
-    owner = read_placement(fleet.placement).owner(MOVES)
-    assert owner is not None
+    owner = present(read_placement(fleet.placement).owner(MOVES))
     if owner.name == "a":
         assert seen(fleet.a, MOVES) == fleet.before[MOVES]
     fleet.move()

@@ -31,6 +31,7 @@ from tests.broker.clients.conftest import free_port
 from tests.broker.cluster.test_proxy import proxy_to, through
 from tests.broker.lookup.stage import Stage
 from tests.broker.server.raw_client import RawClient, end_clients
+from tests.conftest import present
 
 TABLE = """# where things are
 default = "a"
@@ -293,9 +294,7 @@ async def test_a_redirected_put_of_a_namespace_takes_its_tenant_from_the_broker_
             pair.path.read_text().replace("namespaces = {", 'namespaces = {"new/n" = "b", "no/n" = "b", ')
         )
         for _, broker in pair.running.values():
-            assert broker._services is not None
-            assert broker._services.ownership is not None
-            broker._services.ownership.file.refresh()
+            present(present(broker._services).ownership).file.refresh()
         roles = {"adminRoles": ["ann"], "allowedClusters": ["standalone"]}
         assert (await session.put(f"{urls['a']}/tenants/new", json=roles)).status == 204
         assert (await session.get(f"{urls['b']}/tenants/new")).status == 404

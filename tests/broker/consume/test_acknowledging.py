@@ -25,7 +25,7 @@ from duelog.broker.protocol.failures import ServerError
 from duelog.broker.protocol.fields import Command
 from tests.broker.consume.consuming import Consuming, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, soon
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 
 SHARED = SubscriptionType.SHARED
 
@@ -80,8 +80,7 @@ async def test_an_answer_waits_for_the_disk_where_that_is_asked_for(store: Delay
         consumer = await here.subscribe(peer, name=f"s{durable}", permits=1)
         await here.ack(peer, consumer, *ids(peer), request_id=1)
         assert peer.got(AckResponse) == [AckResponse(consumer, request_id=1)]
-        engine = here.consumers.of_topic(here.topic.name)[f"s{durable}"][0].engine
-        assert engine is not None
+        engine = present(here.consumers.of_topic(here.topic.name)[f"s{durable}"][0].engine)
         assert engine._state.acks.changed != durable
 
 
@@ -93,8 +92,7 @@ async def test_an_unknown_id_has_no_other_acknowledgement_answered_before_it_is_
     here, peer = Consuming(open_store(), clock, ack_response_durable=True), FakePeer()
     here.send(*"abc")
     consumer = await here.subscribe(peer, permits=3)
-    engine = here.consumers.of_topic(here.topic.name)["s"][0].engine
-    assert engine is not None
+    engine = present(here.consumers.of_topic(here.topic.name)["s"][0].engine)
     unflushed: list[bool] = []
     send = peer.send
 

@@ -15,7 +15,7 @@ from duelog.broker.protocol.frames import metadata_of
 from duelog.store.errors import StoreFull
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, soon
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 
 SHARED = commands.SubscriptionType.SHARED
 
@@ -182,8 +182,7 @@ async def test_a_full_store_stops_delivery_until_it_is_tried_again(here: Consumi
     consumer = await here.subscribe(peer, permits=1)
     here.send("a", "b")
     await idle()
-    engine = here.consumers.of_topic(here.topic.name)["s"][0].engine
-    assert engine is not None
+    engine = present(here.consumers.of_topic(here.topic.name)["s"][0].engine)
     real = engine.poll_columns
     engine.poll_columns = full  # type: ignore[method-assign, assignment]
     await here.flow(peer, consumer, 5)
@@ -265,8 +264,7 @@ async def test_an_acknowledgement_that_raises_leaves_no_seek_unanswered(
     here.send(*"ab")
     consumer = await here.subscribe(peer, permits=2)
     group = here.consumers._groups[here.topic.name, "s"]
-    engine = group.consumers[0].engine
-    assert engine is not None
+    engine = present(group.consumers[0].engine)
     here.bench.executor.held = True
     group.pump.call(lambda: None, lambda *_: None)
     answer = partial(raising, ValueError("odd"))

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -301,13 +302,10 @@ async def test_so_many_listings_are_under_way_at_most(store: DelayedStore) -> No
     assert len(peers[2].got(GetTopicsResponse)) == 1
 
 
-async def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_first(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_of_the_store_leaves_nothing_held_and_the_next_asker_is_first(store: DelayedStore) -> None:
     """Those that shared the list are told of it, too."""
     stand, peer = Stand(store), FakePeer()
-    with monkeypatch.context() as patched:
-        patched.setattr(topic_listing, "names_of", lambda *_: store.topics("no namespace"))
+    with patch.object(topic_listing, "names_of", lambda *_: store.topics("no namespace")):
         await stand.ask(peer)
     assert [each.error for each in peer.got(Error)] == [ServerError.NOT_ALLOWED]
     assert stand.held() == (0, 0, 0)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -18,7 +19,7 @@ from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 from duelog.broker.security.permissions import Action, Permissions
 from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 
 PREFIX = "persistent://public/default/"
 ALL = f"{PREFIX}.*"
@@ -93,8 +94,7 @@ class Stand:
 
     async def hear(self, events: list[TopicEvent]) -> None:
         """The store tells."""
-        assert self.store.hear is not None
-        self.store.hear(events)
+        present(self.store.hear)(events)
         await idle()
         self.advance(0)
         await idle()
@@ -399,17 +399,14 @@ async def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
         assert peer.got(commands.WatchTopicListSuccess)[-1].topics == ["persistent://public/other/c"]
 
 
-async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(
-    on_stand: OnStand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(on_stand: OnStand) -> None:
     """The next one is served."""
 
     def broken(*_: object) -> list[str]:
         raise Refused(ServerError.METADATA, "broken")
 
     async with on_stand() as (stand, peer):
-        with monkeypatch.context() as patched:
-            patched.setattr(watchers, "names_of", broken)
+        with patch.object(watchers, "names_of", broken):
             await stand.watch(peer)
         assert peer.take() == [commands.Error(101, ServerError.METADATA, "broken")]
         assert (len(stand.watchers), len(stand.sets), len(stand.limiter.sizes)) == (0, 0, 0)
@@ -436,8 +433,7 @@ async def test_views_are_brought_up_to_date_one_at_a_time_and_paced(
         await stand.watch(peer)
         peer.take()
         for name in "abcd":
-            assert stand.store.hear is not None
-            stand.store.hear(stand.store.change(names(name)))
+            present(stand.store.hear)(stand.store.change(names(name)))
             await idle()
             stand.loop.advance(1)
             await idle()

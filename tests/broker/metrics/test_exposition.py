@@ -30,6 +30,7 @@ from tests.broker.admin.rest import SECURED, Rest, administered
 from tests.broker.cluster.test_proxy import proxy_to
 from tests.broker.server.raw_client import RawClient, until
 from tests.broker.server.test_broker import TOPIC, blob_of
+from tests.conftest import present
 
 NAMES = {each.name: each for each in METRICS}
 
@@ -84,14 +85,12 @@ async def busy(path: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest,
         client.say(commands.Flow(1, 10))
         ids = []
         for _ in range(4):
-            received = await client.hear_blob()
-            assert received is not None
+            received = present(await client.hear_blob())
             assert isinstance(received[0], commands.Message)
             ids.append(received[0].message_id)
         ack = commands.Ack(1, commands.AckType.INDIVIDUAL, ids[:3], request_id=5)
         assert await client.ask(ack) == commands.AckResponse(1, request_id=5)
-        services = broker._services
-        assert services is not None
+        services = present(broker._services)
         for call in services.rates.on_period:
             call()
         services.rates.sample()
@@ -324,8 +323,7 @@ async def test_a_large_page_is_compressed_for_who_takes_it_so(rest: Rest) -> Non
 
 async def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_nothing_behind(rest: Rest) -> None:
     """Scrapes do not add up; the store has the listeners that it had."""
-    services = rest.services
-    assert services is not None
+    services = present(rest.services)
     made: list[bytes] = []
     served = services.exposition
     make = served._make
@@ -337,8 +335,7 @@ async def test_many_who_ask_at_once_get_one_page_and_a_stopped_broker_leaves_not
     served._make = counted  # type: ignore[method-assign]
     pages = await asyncio.gather(*(text_of(served) for _ in range(20)))
     assert (len(made), len(set(pages))) == (1, 1)
-    metrics = rest.store._engine.metrics
-    assert metrics is not None
+    metrics = present(rest.store._engine.metrics)
     listeners = len(metrics._storage.listeners)
     await rest.broker.stop()
     assert len(metrics._storage.listeners) == listeners - 1

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import present
+
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 pytest.importorskip("pyarrow")
 
@@ -94,8 +96,7 @@ def test_an_entry_is_shown_as_it_was_sent_the_beginning_or_all_of_it() -> None:
     assert shown_entry(b"pay", whole=True) is None
     single = entry(b"pay", partition_key="k", properties=[KeyValue("shop", "7")], event_time=17)
     for whole in (True, False):
-        found = shown_entry(single, whole=whole)
-        assert found is not None
+        found = present(shown_entry(single, whole=whole))
         assert (found["producer"], found["sequence_id"], found["count"], found["problem"]) == ("p", 7, 1, None)
         assert found["messages"] == [
             {
@@ -114,23 +115,19 @@ def test_an_entry_is_shown_as_it_was_sent_the_beginning_or_all_of_it() -> None:
     batch = entry(zlib.compress(content), flags=BATCH, num_messages_in_batch=150, compression=2,
                   uncompressed_size=len(content))  # fmt: skip
     for whole, count, size in ((True, 100, 300), (False, 1, 256)):
-        found = shown_entry(batch, whole=whole)
-        assert found is not None
+        found = present(shown_entry(batch, whole=whole))
         assert (found["count"], len(found["messages"]), found["compression"]) == (150, count, "ZLIB")
         assert [each["key"] for each in found["messages"]] == [str(number) for number in range(count)]
         assert (len(b64decode(found["messages"][0]["payload"])), found["messages"][0]["bytes"]) == (size, 300)
     large = entry(zlib.compress(bytes(2 << 20)), compression=2, uncompressed_size=2 << 20, partition_key="k")
-    found, beginning = shown_entry(large, whole=True), shown_entry(large, whole=False)
-    assert found is not None
-    assert beginning is not None
+    found, beginning = (present(shown_entry(large, whole=whole)) for whole in (True, False))
     assert (len(b64decode(found["messages"][0]["payload"])), found["messages"][0]["bytes"]) == (1 << 20, 2 << 20)
     assert (beginning["messages"], beginning["key"], "2,097,152 bytes" in beginning["problem"]) == ([], "k", True)
     for stored, problem in (
         (entry(b"x", encryption_keys=[b"key"]), "encrypted"),
         (pack(Header(0, 0, 1, 0), b""), "blob"),
     ):
-        found = shown_entry(stored, whole=True)
-        assert found is not None
+        found = present(shown_entry(stored, whole=True))
         assert (found["messages"], problem in found["problem"]) == ([], True)
 
 

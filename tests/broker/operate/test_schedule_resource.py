@@ -14,6 +14,7 @@ import pytest
 from duelog.partitions.timespan import directory_name
 from duelog.store.position import MessageId
 from tests.broker.admin.rest import Rest, Rows, administered
+from tests.conftest import present
 
 TOPIC = "/duelog/v1/persistent/public/default/t"
 DUE_MS = 4_000_000_000_000
@@ -151,10 +152,8 @@ async def test_a_wrong_value_is_named(rest: Rest) -> None:
 
 async def further(process: Process) -> list[str]:
     """Have the program go on; what it receives."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(b"go\n")
-    return [each["payload"] for each in json.loads(await asyncio.wait_for(process.stdout.readline(), 300))]
+    present(process.stdin).write(b"go\n")
+    return [each["payload"] for each in json.loads(await asyncio.wait_for(present(process.stdout).readline(), 300))]
 
 
 async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> None:
@@ -166,7 +165,6 @@ async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> No
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), rest.broker.urls.plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdin is not None
     assert process.stdout is not None
     try:
         ids = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
@@ -180,7 +178,7 @@ async def test_a_client_gets_what_was_left_and_at_its_new_time(rest: Rest) -> No
         moved = {"deliverAt": due_ms}
         assert (await rest.ask("POST", message(parsed["d"], "/reschedule"), moved)).status == 200
         assert (await rest.ask("POST", message(parsed["b"], "/reschedule"), {})).status == 200
-        process.stdin.write(b"go\n")
+        present(process.stdin).write(b"go\n")
         received = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
         assert [each["payload"] for each in received] == ["b", "d"]
         assert due_ms <= received[1]["atMs"] < due_ms + 30_000

@@ -337,9 +337,9 @@ async def test_topics_info_internal_has_ledgers_and_cursors(rest: Rest) -> None:
 
 async def test_statistics_have_owner_creation_last_publish_oldest_backlog_replay_and_key_shared_mode(
     tmp_path: Path,
+    clock: ManualClock,
 ) -> None:
     """Times are epoch ms by the store's clock, 0 where nothing was published; the age is -1 without a backlog."""
-    clock = ManualClock(START_MS)
 
     async with administered(tmp_path / "store", clock=clock) as (broker, rest, _):
         assert (await rest.ask("PUT", f"{TOPICS}/p/partitions", 2)).status == 204

@@ -20,6 +20,7 @@ import pytest
 
 from duelog import DelayedStore, Message, ReceivedMessage, Worker
 from duelog.upkeep.jobs import PROGRESS, Jobs
+from tests.conftest import present
 from tests.disaster.running import module
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -118,9 +119,7 @@ def show(browser: Any, store: DelayedStore) -> Iterator[Callable[..., Shown]]:
         command = module("duelog.tools.cli.main", "ui", str(store.path), *options)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         processes.append(process)
-        assert process.stdout is not None
-        address = re.search(r"http\S+", process.stdout.readline())
-        assert address is not None
+        address = present(re.search(r"http\S+", present(process.stdout).readline()))
         contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context}))
         page = Shown(contexts[-1].new_page(), address[0])
         page.process = process

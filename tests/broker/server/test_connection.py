@@ -16,6 +16,7 @@ from duelog.broker.server.connection import Connection
 from duelog.store.errors import InvalidArgument, UnknownTopic
 from tests.broker.protocol.blobs import join_blob
 from tests.broker.server.raw_client import RawClient, Serving, served_client, serving, until
+from tests.conftest import present
 
 BLOB = join_blob(b"", b"payload")
 
@@ -190,8 +191,7 @@ async def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read
                 turns = 0
             turns += 1
             await asyncio.sleep(0)
-        assert connection._queue is not None
-        assert connection._queue.size < (1 << 20) + 200_000
+        assert present(connection._queue).size < (1 << 20) + 200_000
         assert "output" in connection._paused
         again: list[bool] = []
         connection.on_writable(lambda: again.append(connection.writable))
@@ -276,8 +276,7 @@ async def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_
 
     async with served_client({commands.Send: handler}) as (_, client):
         client.say(*(commands.Send(1, number) for number in range(10)), blob=blob)
-        found = await client.hear_blob()
-        assert found is not None
+        found = present(await client.hear_blob())
         assert len(found[1]) == 4 << 20
         assert await client.hear() is None
 
@@ -417,8 +416,7 @@ async def test_what_is_sent_to_a_client_does_not_wait_for_its_word_that_it_has_w
     """Nagle's algorithm held a message back for up to 40 ms, until the client acknowledged the segment before."""
     async with served_client() as (server, client):
         connection = await server.meet(client)
-        assert connection._transport is not None
-        found = connection._transport.get_extra_info("socket")
+        found = present(connection._transport).get_extra_info("socket")
         assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

@@ -16,6 +16,7 @@ from duelog.broker.protocol import commands
 from duelog.broker.server.broker import Broker
 from tests.broker.admin.rest import Rest, administered
 from tests.broker.server.raw_client import RawClient, until
+from tests.conftest import present
 from tests.tools.command_line import process
 
 TOPIC = "persistent://public/default/t"
@@ -140,14 +141,12 @@ NAMES = [f"persistent://public/default/{number:04}-" + "\u00e9" * 100 for number
 
 async def limited(broker: Broker, heap: Limits, direct: Limits) -> None:
     """Have the broker list within these limits."""
-    assert broker._services is not None
-    broker._services.limiter.set_limits(heap, direct)
+    present(broker._services).limiter.set_limits(heap, direct)
 
 
 async def all_back(broker: Broker) -> None:
     """Wait until every permit is back."""
-    assert broker._services is not None
-    limiter = broker._services.limiter
+    limiter = present(broker._services).limiter
     async with asyncio.timeout(120):
         while (
             limiter.heap.available < limiter.heap.max_permits or limiter.direct.available < limiter.direct.max_permits
@@ -225,8 +224,7 @@ async def test_a_client_that_takes_nothing_of_its_list_loses_its_connection(
         _, writer = await asyncio.open_connection(sock=narrow, limit=1_000)
         writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % PATHS[0].encode())
         await writer.drain()
-        assert broker._services is not None
-        direct = broker._services.limiter.direct
+        direct = present(broker._services).limiter.direct
         async with asyncio.timeout(120):
             while direct.available == direct.max_permits:
                 await asyncio.sleep(0.01)

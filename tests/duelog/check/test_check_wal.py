@@ -32,8 +32,7 @@ def send(store: DelayedStore, count: int) -> None:
 
 def apply(store: DelayedStore) -> None:
     """Have a checkpoint done."""
-    assert store._engine.wal_writer is not None
-    store._engine.wal_writer.apply_all()
+    store._engine.writer().apply_all()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -185,9 +186,7 @@ def test_a_receiver_waits_no_longer_than_it_says_behind_one_that_waits_for_longe
         assert [each.payload for each in waits.result(20)] == [b"x"]
 
 
-def test_a_client_without_a_descriptor_as_it_connects_again_tries_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_without_a_descriptor_as_it_connects_again_tries_once_more(tmp_path: Path) -> None:
     """Its thread ended by that, and every call waited for ever."""
     store = DelayedStore.open(tmp_path / "store")
     with duelog.connect(store.path) as connected:
@@ -198,8 +197,7 @@ def test_a_client_without_a_descriptor_as_it_connects_again_tries_once_more(
             refused.append(1)
             raise OSError(errno.EMFILE, "Too many open files")
 
-        with monkeypatch.context() as short:
-            short.setattr(socket, "socket", refuse)
+        with patch.object(socket, "socket", refuse):
             store.close()
             until(lambda: len(refused) > 1)
         with DelayedStore.open(store.path):
@@ -671,8 +669,7 @@ def test_a_receiver_that_is_woken_often_leaves_one_look_to_come(store: DelayedSt
             store.topic("t").subscription("s").pause(None)
             store.topic("t").subscription("s").resume()
             assert connected.topic("t").exists(), number
-        control = store._engine.control
-        assert control is not None
+        control = present(store._engine.control)
         assert len(control._loop._timers) < 100  # of 400 wake-ups
         store.topic("t").send(b"y")
         waiting.join(20)
@@ -698,10 +695,9 @@ def test_the_numbers_of_a_connection_that_does_not_come_back_are_forgotten(
 
 
 def test_the_numbers_of_connections_to_a_process_that_ended_are_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some time after the store is open again, unless they come back: else each restart would leave some for ever."""
-    path = tmp_path / "store"
     with DelayedStore.open(path) as store, duelog.connect(path) as connected:
         store.topic("t").producer("mine").send(Message(b"x"))
         connected.topic("t").send(b"x")

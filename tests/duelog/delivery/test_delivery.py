@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription, Topic
 from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
-from tests.conftest import START_MS, LeadingClock, OpenStore, present
+from tests.conftest import START_MS, LeadingClock, OpenStore, present, tick_after
 from tests.duelog.store_state import payloads, received
 from tests.model.driver import armed
 
@@ -31,8 +32,7 @@ def test_seek_past_what_was_trimmed_begins_with_what_is_kept(open_store: OpenSto
     consumer.ack(message)
     topic.send_batch([Message(b"1"), Message(b"2")])
     consumer.ack(consumer.receive(1))
-    clock.advance(100)
-    store.tick()
+    tick_after(store, clock, 100)
     assert store.partitions() == []
     assert topic.get(first) is None
     consumer.seek(message)
@@ -131,9 +131,7 @@ def test_what_is_given_back_without_a_delay_does_not_wait_for_a_clock_that_is_se
     assert received(other) == [b"a", b"b", b"c"]
 
 
-def test_a_message_that_becomes_visible_between_a_read_and_the_next_wait_is_told(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_that_becomes_visible_between_a_read_and_the_next_wait_is_told(open_store: OpenStore) -> None:
     """It was written ahead of its time and not read: the time told is not later than its own, and not none."""
     clock = LeadingClock(START_MS)
     store = open_store(clock_=clock)
@@ -141,8 +139,7 @@ def test_a_message_that_becomes_visible_between_a_read_and_the_next_wait_is_told
     consumer = topic.subscribe("s")
     due_ms = START_MS + 100_000
     topic.send(b"x", deliver_at=due_ms)
-    clock.advance(99_998)
-    store.tick()
+    tick_after(store, clock, 99_998)
     next_batch = Dispatcher.next_batch
 
     def slow(*arguments: Any) -> Any:
@@ -150,8 +147,7 @@ def test_a_message_that_becomes_visible_between_a_read_and_the_next_wait_is_told
         clock.advance(5)
         return batch
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Dispatcher, "next_batch", slow)
+    with patch.object(Dispatcher, "next_batch", slow):
         batch, again_ms = consumer.poll()
     assert (batch, again_ms) == ([], due_ms)
     assert consumer.poll()[0][0].payload == b"x"
@@ -288,10 +284,8 @@ def test_a_durable_acknowledgement_wakes_the_tick_only_where_it_could_not_be_wri
 
         consumer.ack(first, durable=True)
         assert woken == []
-        with monkeypatch.context() as patched:
-            patched.setattr(flusher._main, "write", refuse)
-            with pytest.raises(StoreFull):
-                consumer.ack(second, durable=True)
+        with patch.object(flusher._main, "write", refuse), pytest.raises(StoreFull):
+            consumer.ack(second, durable=True)
         assert woken == ["woken"]
         assert present(flusher.due_ms()) <= clock.now_ms()
         consumer.ack(third)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,7 @@ from duelog.operations.wire_loop import WireLoop
 from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
 from duelog.store.position import position_at
+from tests.conftest import present
 from tests.duelog.sending.putting import Held
 from tests.duelog.side_by_side import in_wal
 from tests.proof import length
@@ -77,8 +79,7 @@ def client(store: DelayedStore) -> Iterator[Connection]:
 
 def connect(path: Path) -> Connection:
     """A client of a store that listens."""
-    found = Connection.to(path)
-    assert found is not None
+    found = present(Connection.to(path))
     return found
 
 
@@ -122,8 +123,7 @@ def gone(store: DelayedStore, left: int = 0) -> None:
 
 def control_of(store: DelayedStore) -> wire_server.WireServer:
     """The socket's server."""
-    found = store._engine.control
-    assert found is not None
+    found = present(store._engine.control)
     return found
 
 
@@ -185,9 +185,8 @@ def test_a_path_longer_than_a_sockets_limit_is_reached(tmp_path: Path) -> None:
     assert not (path / "CONTROL").exists()
 
 
-def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_no_hindrance(path: Path) -> None:
     """A socket without a process: commands open the store, and the next process listens in its place."""
-    path = tmp_path / "store"
     DelayedStore.open(path).close()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path / "CONTROL"))
@@ -197,10 +196,9 @@ def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_takes_no_socket_is_logged_and_the_store_works(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system without sockets; and a file of this name, which is left alone."""
-    path = tmp_path / "store"
     DelayedStore.open(path, StoreConfig(control=False)).close()
     (path / "CONTROL").write_text("mine")
     with caplog.at_level(logging.WARNING, "duelog.control"), DelayedStore.open(path) as store:
@@ -627,15 +625,14 @@ def test_a_copy_of_the_store_has_no_socket(store: DelayedStore, tmp_path: Path) 
 
 
 def test_a_message_that_cannot_be_read_back_was_sent(
-    store: DelayedStore, client: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: DelayedStore, client: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is stored: an error would have it sent again. When it is due is left out, and why is logged."""
 
     def fail(*_: object) -> None:
         raise StoreUnavailable(store.path, "Input/output error", errno.EIO)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Topic, "get", fail)
+    with patch.object(Topic, "get", fail):
         sent: Any = client.ask("send", {"topic": "t", "payload": PAY, "deliver_after": 3600, "create": True})
     assert sent["due_ms"] is None
     (stored,) = store.topic("t").scheduled()

@@ -95,6 +95,12 @@ def ship(store: DelayedStore) -> None:
     raise TimeoutError("nothing is shipped")
 
 
+def manifested(store: DelayedStore) -> None:
+    """Have a manifest of what is applied be in the copy."""
+    shipping_of(store).make_manifest()
+    ship(store)
+
+
 def log_of(bucket: Bucket) -> list[LogObject]:
     """The log, each object checked against the one before."""
     found: list[LogObject] = []

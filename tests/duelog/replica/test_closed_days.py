@@ -49,8 +49,7 @@ def over(open_store: OpenStore, clock: ManualClock, days: int = 3, config: Store
         topic.send_batch([Message(b"%d %d" % (day, n), deliver_at=due_ms) for n, due_ms in enumerate(dues)])
     passed(store, clock, days + 1)
     assert {each.state for each in store._engine.storage.partitions} == {PartitionState.CLOSED}
-    settle(store)
-    assert len(away(store)) == days
+    assert settle(store) == days
     return store
 
 
@@ -60,7 +59,7 @@ def texts(day: int) -> list[bytes]:
 
 
 def taken(reader: Subscription, count: int = 1_000) -> list[bytes]:
-    """Receive what there is, and acknowledge it durably."""
+    """Receive what there is at once, and acknowledge it durably."""
     messages = reader.receive(count, timeout=0)
     reader.ack(messages, durable=True)
     return [message.payload for message in messages]
@@ -92,8 +91,7 @@ def test_a_day_that_is_over_comes_for_its_reader_and_stays_while_it_is_read(
         settle(store)
         assert away(store) == [partition(store, 1).start_ms]
         assert taken(reader) == []
-    settle(store)
-    assert len(away(store)) == 3
+    assert settle(store) == 3
     with store.topic("t").subscribe("other") as reader:
         assert taken(reader) == texts(1)
         assert tiers.fetched == 4
@@ -179,8 +177,7 @@ def test_what_retention_alone_keeps_is_deleted_without_coming_back(
     with topic.subscribe("s") as reader:
         passed(store, clock, 3)
         assert len(taken(reader)) == 10
-    settle(store)
-    assert len(away(store)) == 1
+    assert settle(store) == 1
     for hour in range(40):
         topic.send(b"%d" % hour)
         with topic.subscribe("s") as reader:

@@ -6,7 +6,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.replica.following import Standby
-from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship
 
 CONFIG = StoreConfig(replica=URL, lease_ms=10_000)
 DAY_S = 86_400
@@ -31,8 +31,7 @@ def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(
     with DelayedStore.open(tmp_path / "one", CONFIG, clock=clock) as leader:
         send()
         checkpoint()
-        shipping_of(leader).make_manifest()
-        ship(leader)
+        manifested(leader)
         follower = Standby(tmp_path / "two", bucket, lease_ms=10_000, elapsed=lambda: now_s[0])
         assert not follower.begin()
         assert not follower.step()
@@ -44,15 +43,13 @@ def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(
         assert not follower.step()
         send()
         checkpoint()
-        shipping_of(leader).make_manifest()
-        ship(leader)
+        manifested(leader)
         send()
         assert not follower.step()
         now_s[0] += 11
         assert follower.step()
     with DelayedStore.open(tmp_path / "two", CONFIG, clock=clock) as second:
-        shipping_of(second).make_manifest()
-        ship(second)
+        manifested(second)
     restored(bucket, tmp_path / "restored")
     with DelayedStore.open(tmp_path / "restored", clock=clock) as store:
         assert sorted(bytes(message.payload) for message in store.topic("a").scheduled()) == sorted(sent)

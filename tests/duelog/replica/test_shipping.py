@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,7 +23,16 @@ from duelog.replica.shipping import Draft, Shipping
 from duelog.store.errors import ReplicaDamaged, StoreFull
 from duelog.tools.repair.repair_store import repair_store
 from tests.conftest import START_MS, OpenStore, present
-from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, random_faults, restored, ship, shipping_of
+from tests.duelog.replica.faulty import (
+    URL,
+    FaultyBucket,
+    log_of,
+    manifested,
+    random_faults,
+    restored,
+    ship,
+    shipping_of,
+)
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
 
@@ -288,8 +298,7 @@ def test_a_restore_that_does_not_fit_the_disk_reads_no_file(
     bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says how many bytes it needs, and leaves nothing."""
-    shipping_of(store).make_manifest()
-    ship(store)
+    manifested(store)
     manifest, read = present(shipping_of(store).manifest), list[str]()
     needed, download = sum(file.size for file in manifest.files), bucket.download
 
@@ -298,10 +307,9 @@ def test_a_restore_that_does_not_fit_the_disk_reads_no_file(
         return download(name)
 
     monkeypatch.setattr(bucket, "download", noted)
-    with monkeypatch.context() as full:
-        full.setattr("duelog.store.files.system_errors.free_bytes", lambda path: needed - 1)
-        with pytest.raises(StoreFull, match=f"to restore: {needed} bytes needed"):
-            restored(bucket, tmp_path / "restored")
+    short = patch("duelog.store.files.system_errors.free_bytes", lambda path: needed - 1)
+    with short, pytest.raises(StoreFull, match=f"to restore: {needed} bytes needed"):
+        restored(bucket, tmp_path / "restored")
     assert (read, [path for path in tmp_path.iterdir() if "restor" in path.name]) == ([], [])
     restored(bucket, tmp_path / "restored")
     assert sorted(read) == sorted(file.name for file in manifest.files)
@@ -561,8 +569,7 @@ def test_the_main_environment_is_copied_again_where_only_its_record_of_the_log_h
         store.topic("a").send(b"%d" % number, deliver_after=86_400)
         if number:
             store._engine.writer().apply_all()
-        shipping_of(store).make_manifest()
-        ship(store)
+        manifested(store)
         assert of_copy(bucket, tmp_path / f"restored-{number}") == waiting(store)
     files = [file for seq in bucket.manifests() for file in read_manifest(bucket, seq).files]
     mains = {file.content: file.name for file in files if file.start_ms == MAIN_START}

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -26,7 +27,7 @@ from duelog.replica.log_object import FENCE, LogObject, unpack
 from duelog.replica.replica_status import aside_of
 from duelog.replica.set_aside import read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
-from tests.duelog.replica.faulty import URL, FaultyBucket, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 
 LEASE_MS = 10_000
@@ -214,17 +215,14 @@ def test_a_standby_whose_fence_came_late_follows_on(bench: Bench) -> None:
     with bench.open("three") as store:
         store.topic("a").send(b"later", deliver_after=DAY_S)
         ship(store)
-        shipping_of(store).make_manifest()
-        ship(store)
+        manifested(store)
         bench.bucket.delete([log_name(fence)])
         assert not two.step()
         assert not two.step()
         assert two.epoch >= 2
 
 
-def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(bench: Bench) -> None:
     """Before, it went on behind it: sends, cancels and acknowledgements that were told as replicated were lost."""
     follower = bench.follow("two")
     for number in range(3):
@@ -236,10 +234,8 @@ def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(
             raise ReplicaUnreachable(URL, "is cut off")
         return get(name)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.bucket, "get", cut_off)
-        with pytest.raises(ReplicaUnreachable):
-            follower.step()
+    with patch.object(bench.bucket, "get", cut_off), pytest.raises(ReplicaUnreachable):
+        follower.step()
     assert not follower.step()
     bench.take_over(follower)
     assert bench.waiting("two") == {b"0", b"1", b"2"}
@@ -360,9 +356,7 @@ def test_a_leader_that_had_shipped_everything_leaves_nothing_aside(bench: Bench)
     assert not aside_of(bench.path / "one").exists()
 
 
-def test_a_removal_of_a_deposed_directory_that_is_killed_keeps_no_standby_from_beginning(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_of_a_deposed_directory_that_is_killed_keeps_no_standby_from_beginning(bench: Bench) -> None:
     """Half of it lay in the way, and was refused: it was neither a store nor an empty directory."""
     ship(bench.leader)
     follower = bench.follow("two")
@@ -374,10 +368,8 @@ def test_a_removal_of_a_deposed_directory_that_is_killed_keeps_no_standby_from_b
             (path / "STORE").unlink()
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("duelog.replica.set_aside.remove_tree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            bench.follow("one")
+    with patch("duelog.replica.set_aside.remove_tree", killed), pytest.raises(KeyboardInterrupt):
+        bench.follow("one")
     for _ in range(2):
         bench.follow("one")
     assert not (bench.path / "one").exists()
@@ -395,8 +387,7 @@ def test_a_tail_behind_a_fence_that_was_pruned_is_kept(bench: Bench) -> None:
     with bench.open("two") as second:
         second.topic("a").send(b"later", deliver_after=DAY_S)
         ship(second)
-        shipping_of(second).make_manifest()
-        ship(second)
+        manifested(second)
         fence = next(seq for seq in bench.bucket.numbers() if log_object(bench.bucket, seq).kind == FENCE)
         bench.bucket.delete([log_name(seq) for seq in bench.bucket.numbers() if seq <= fence])
         bench.follow("one")
@@ -459,9 +450,7 @@ def test_a_leader_that_is_killed_ships_on_if_it_is_back_within_the_lease(bench: 
         shipping_of(bench.leader).step()
 
 
-def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(bench: Bench) -> None:
     """It writes nothing more, so nobody has to wait for its lease to pass."""
     bench.ship(b"told")
     follower = bench.follow("two")
@@ -470,10 +459,8 @@ def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SegmentFile, "write_through", fails)
-        with pytest.raises(StoreFailed):
-            bench.send(b"lost")
+    with patch.object(SegmentFile, "write_through", fails), pytest.raises(StoreFailed):
+        bench.send(b"lost")
     bench.leader.close()
     assert follower.step()
     assert bench.waiting("two") == {b"told", b"told, not shipped"}
@@ -585,8 +572,7 @@ def test_a_late_put_of_a_stalled_leader_counts_after_a_look(bench: Bench) -> Non
     with bench.open("two") as second:
         second.topic("a").send(b"2", deliver_after=DAY_S)
         ship(second)
-        shipping_of(second).make_manifest()
-        ship(second)
+        manifested(second)
         stalled = shipping_of(bench.leader)._seq
         bench.bucket.delete([f"log/{number:016d}" for number in bench.bucket.numbers() if number <= stalled + 2])
         with pytest.raises(Deposed):

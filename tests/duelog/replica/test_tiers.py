@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -29,10 +30,11 @@ from duelog.replica.tiers import Tiers
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import write_batch
-from tests.conftest import OpenStore, applied, in_threads, present
+from tests.conftest import OpenStore, applied, in_threads, present, tick_after
 from tests.duelog.busy_store import BEFORE, COPY, BusyStore, OtherProcess, assert_is, saying_where
-from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship
 from tests.duelog.side_by_side import crashed
+from tests.duelog.store_state import payloads
 from tests.proof import length
 from tests.tools.command_line import json_lines_of, json_of, ok, run
 
@@ -53,12 +55,11 @@ def tiers_of(store: DelayedStore) -> Tiers:
     return present(store._engine.tiers)
 
 
-def settle(store: DelayedStore) -> None:
-    """Have all that is written be applied, in a manifest, and given back."""
-    applied(store)
-    shipping_of(store).make_manifest()
-    ship(store)
+def settle(store: DelayedStore) -> int:
+    """Have all that is written be applied, in a manifest, and given back; how many days are away."""
+    manifested(applied(store))
     store.tick()
+    return len(away(store))
 
 
 def away(store: DelayedStore) -> list[int]:
@@ -68,12 +69,8 @@ def away(store: DelayedStore) -> list[int]:
 
 def received(store: DelayedStore) -> list[bytes]:
     """Take all messages that are due, whatever days they are of."""
-    found: list[bytes] = []
     with store.topic("t").subscribe("s") as reader:
-        while messages := reader.receive(10_000, timeout=0):
-            reader.ack(messages)
-            found += [message.payload for message in messages]
-    return sorted(found)
+        return sorted(payloads(reader))
 
 
 def test_a_far_day_goes_takes_sends_and_comes_before_it_begins(
@@ -82,15 +79,13 @@ def test_a_far_day_goes_takes_sends_and_comes_before_it_begins(
     """It is fetched once: sending and cancelling need nothing of it."""
     topic.subscribe("s").close()
     topic.send_batch([Message(b"before %d" % n, deliver_after=5 * 3600 + n) for n in range(300)])
-    settle(store)
-    assert len(away(store)) == 1
+    assert settle(store) == 1
     topic.send_batch([Message(b"meanwhile %d" % n, deliver_after=5 * 3600 + n) for n in range(300)])
     cancelled = topic.send(b"cancelled", deliver_after=5 * 3600)
     assert topic.cancel(cancelled)
     assert tiers_of(store).fetched == 0
     for _ in range(7):
-        clock.advance(DAY_MS)
-        store.tick()
+        tick_after(store, clock, DAY_MS)
     assert tiers_of(store).fetched == 1
     assert received(store) == sorted(b"%s %d" % (when, n) for when in (b"before", b"meanwhile") for n in range(300))
 
@@ -149,16 +144,14 @@ def filled(open_store: OpenStore, config: StoreConfig = CONFIG) -> DelayedStore:
     store.topic("t").subscribe("s").close()
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     store.topic("t").send(b"second", deliver_after=9 * 3600)
-    settle(store)
-    assert len(away(store)) == 2
+    assert settle(store) == 2
     return store
 
 
 def passed(store: DelayedStore, clock: ManualClock, hours: int) -> TickResult:
     """Let time pass; the last tick."""
     for _ in range(2 * hours):
-        clock.advance(DAY_MS // 2)
-        result = store.tick()
+        result = tick_after(store, clock, DAY_MS // 2)
     return result
 
 
@@ -175,8 +168,7 @@ def test_a_transaction_fetches_a_day_before_firing_has_to_wait_for_it(
     moved = topic.send(b"moved", deliver_after=5 * 3600)
     cancelled = topic.send(b"cancelled", deliver_after=7 * 3600, dedup_key="a")
     topic.send(b"of a key", deliver_after=9 * 3600, dedup_key="b", dedup_for=3600)
-    settle(store)
-    assert len(away(store)) == 3
+    assert settle(store) == 3
 
     def download(name: str, download: Any = bucket.download) -> Iterator[bytes] | None:
         def look() -> None:
@@ -215,8 +207,7 @@ def test_a_day_whose_bucket_is_down_is_late_and_not_lost(
         store.topic("t").reschedule(late, deliver_after=1)
     assert [each.code for each in store.check() if each.code != "suspended"] == []
     bucket.is_down = False
-    clock.advance(60_000)
-    assert store.tick().suspended == ()
+    assert tick_after(store, clock, 60_000).suspended == ()
     assert received(store) == [b"first", b"late"]
     assert not store.topic("t").cancel(late)
 
@@ -238,11 +229,9 @@ def test_a_damaged_object_is_named_and_what_is_appended_stays(
     store.topic("t").send(b"more", deliver_after=5 * 3600)
     assert f"{name} does not match" in reasons(passed(store, clock, 6))
     bucket.delete([name])
-    clock.advance(60_000)
-    assert f"{name} is missing" in reasons(store.tick())
+    assert f"{name} is missing" in reasons(tick_after(store, clock, 60_000))
     bucket.put(name, content)
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert received(store) == [b"first", b"more"]
 
 
@@ -274,32 +263,27 @@ def test_a_store_that_cannot_give_a_day_back_does_not_look_again_without_a_pause
     store = open_store(config=CONFIG)
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     applied(store)
-    shipping_of(store).make_manifest()
-    ship(store)
+    manifested(store)
     bucket.is_down = True
     for _ in range(20):
-        due_ms = store.tick().next_due_ms
-        assert due_ms is not None
+        due_ms = present(store.tick().next_due_ms)
         assert due_ms > clock.now_ms()
         clock.set(due_ms)
     assert tiers_of(store).failures > 5
     bucket.is_down = False
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert len(away(store)) == 1
 
 
 def test_a_day_that_does_not_fit_the_disk_is_late_and_not_lost(
-    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+    open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
 ) -> None:
     """Nothing of the try is left."""
     store = filled(open_store)
-    with monkeypatch.context() as full:
-        full.setattr("duelog.store.files.system_errors.free_bytes", lambda path: 1_000)
+    with patch("duelog.store.files.system_errors.free_bytes", lambda path: 1_000):
         assert "no space to fetch a day" in reasons(passed(store, clock, 6))
         assert not any((store.path / "staging").glob("fetch-*"))
-    clock.advance(60_000)
-    assert store.tick().suspended == ()
+    assert tick_after(store, clock, 60_000).suspended == ()
     assert received(store) == [b"first"]
 
 
@@ -363,8 +347,7 @@ def test_a_day_with_body_files_goes_and_comes_with_them(
         left.write(b"what a killed process left behind the last that is named")
     store.close()
     store = open_store(config=CONFIG)
-    settle(store)
-    assert len(away(store)) == 1
+    assert settle(store) == 1
     assert list((store.path / "partitions").rglob("*.bodies")) == []
     store.topic("t").send_batch([Message(body, deliver_after=5 * 3600) for body in large])
     settle(store)
@@ -397,8 +380,7 @@ def test_a_store_ten_times_its_disk_runs_through_all_its_days(
     assert whole > 10 * most
     got: list[int] = []
     while clock.now_ms() < start_ms + (days + 2) * DAY_MS:
-        clock.advance(DAY_MS // 4)
-        assert store.tick().suspended == ()
+        assert tick_after(store, clock, DAY_MS // 4).suspended == ()
         with topic.subscribe("s") as reader:
             while found := reader.receive(1_000, timeout=0):
                 assert all(message.due_ms <= clock.now_ms() for message in found)
@@ -426,14 +408,12 @@ def test_a_day_that_comes_to_be_read_and_goes_again_as_it_was_is_not_read_back(
     for _ in range(2):
         assert [message.payload for message in store.topic("t").scheduled(limit=1)] == [b"first"]
         assert len(away(store)) == 1
-        settle(store)
-        assert len(away(store)) == 2
+        assert settle(store) == 2
     assert len(read) == 2
     assert len(set(read)) == 1
     store.topic("t").send(b"third", deliver_after=5 * 3600)
     assert len(list(store.topic("t").scheduled())) == 3
-    settle(store)
-    assert len(away(store)) == 2
+    assert settle(store) == 2
     assert len(set(read)) == 3
 
 
@@ -449,8 +429,7 @@ def test_a_restored_store_gives_its_days_back_to_its_new_prefix_and_moves_to_a_s
     shutil.rmtree(tmp_path / "old")
     copy = open_store(path, replace(CONFIG, replica=new))
     assert away(copy) == []
-    settle(copy)
-    assert len(away(copy)) == 2
+    assert settle(copy) == 2
     copy.close()
     shutil.move(path, tmp_path / "smaller")
     copy = open_store(tmp_path / "smaller", replace(CONFIG, replica=new))
@@ -485,8 +464,7 @@ def test_a_thread_fetches_and_gives_back_beside_the_upkeep(
     clock.advance(60_000)
     ticks_until(lambda result: not result.suspended and threaded.fetched == 1)
     assert len(away(store)) == 1
-    clock.advance(DAY_MS)
-    store.tick()
+    tick_after(store, clock, DAY_MS)
     with store.topic("t").subscribe("s") as reader:  # the day is over, and may have gone again before there was one
         first: list[ReceivedMessage] = []
 
@@ -509,8 +487,7 @@ def test_a_thread_fetches_and_gives_back_beside_the_upkeep(
             yield b"?"
 
     bucket.download = slow  # type: ignore[method-assign]
-    clock.advance(5 * DAY_MS)
-    store.tick()
+    tick_after(store, clock, 5 * DAY_MS)
     assert reached.wait(60)
     closing = threading.Thread(target=store.close)
     closing.start()
@@ -530,8 +507,7 @@ def test_a_day_goes_though_it_grows_all_the_time(clock: ManualClock, bucket: Fau
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     for number in range(4):
         applied(store)
-        shipping_of(store).make_manifest()
-        ship(store)
+        manifested(store)
         for name in ("t", f"new {number}"):
             store.topic(name).send(b"%d" % number, deliver_after=5 * 3600)
         applied(store).tick()
@@ -635,24 +611,21 @@ def test_a_read_only_store_follows_a_day_that_goes(
     store.topic("t").send(b"first", deliver_after=5 * 3600)
     with looking(applied(store)) as seen:
         assert seen() == "[1]"
-        settle(store)
-        assert len(away(store)) == 1
+        assert settle(store) == 1
         store.topic("t").send(b"second", deliver_after=5 * 3600)
         assert seen() == "[2]"
         for _ in range(3):
             settle(store)
             store.topic("t").send(b"more", deliver_after=5 * 3600)
         assert seen() == "[5]"
-        clock.advance(5 * DAY_MS)
-        store.tick()
+        tick_after(store, clock, 5 * DAY_MS)
         assert away(store) == []
         assert seen() == "[5]"
 
 
 def gone_and_back(store: DelayedStore) -> None:
     """Have the day go, and come into a directory of the same name with one more message, which is applied."""
-    settle(store)
-    assert len(away(store)) == 1
+    assert settle(store) == 1
     store.topic("t").send(b"meanwhile", deliver_after=5 * 3600)
     assert list(store.topic("t").scheduled())  # which fetches it
     assert away(store) == []
@@ -677,8 +650,7 @@ def test_a_check_looks_again_at_a_day_that_went_and_came_as_it_was_read(
 ) -> None:
     """The directory of before lacks what was sent meanwhile, and so does the log: entries seemed to be lost."""
     message_id = store.topic("t").send(b"first", deliver_after=5 * 3600)
-    shipping_of(applied(store)).make_manifest()
-    ship(store)
+    manifested(applied(store))
     seen: list[list[int]] = []
 
     def meanwhile() -> None:
@@ -743,8 +715,7 @@ def test_a_standby_takes_over_from_a_store_with_away_days(
 ) -> None:
     """It has all days whole, and gives back what it cannot hold once it leads; what was not shipped is set aside."""
     elapsed = [1_000.0]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("duelog.replica.shipping.since_boot_s", lambda: elapsed[0])
+    with patch("duelog.replica.shipping.since_boot_s", lambda: elapsed[0]):
         config = replace(CONFIG, lease_ms=10_000)
         store = filled(open_store, config)
         follower = Standby(
@@ -763,8 +734,7 @@ def test_a_standby_takes_over_from_a_store_with_away_days(
         second = open_store(tmp_path / "two", config)
         assert away(second) == []
         ship(second)
-        settle(second)
-        assert len(away(second)) == 2
+        assert settle(second) == 2
         passed(second, clock, 10)
         assert received(second) == [b"first", b"more", b"second"]
         assert not Standby(store.path, bucket, lease_ms=10_000).begin()

@@ -46,8 +46,7 @@ class Held:
     """Holds every commit of a store's main environment until it is let go."""
 
     def __init__(self, store: DelayedStore) -> None:
-        writer = store._engine.wal_writer
-        assert writer is not None
+        writer = store._engine.writer()
         self._writer = writer
         self._write = self._writer.write
         self.reached = threading.Event()

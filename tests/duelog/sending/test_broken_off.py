@@ -246,8 +246,7 @@ def test_a_listener_that_raises_behind_a_flush_makes_no_stored_message_an_error(
         def committed(self, environment: str, elapsed_ns: int, requests: int, entries: int) -> None:
             raise SystemExit
 
-    writer = store._engine.wal_writer
-    assert writer is not None
+    writer = store._engine.writer()
     writer._listeners = [Raising()]
     id_ = send(store, 1)
     assert held(store)[id_] == b"1"

@@ -9,6 +9,7 @@ from duelog.errors import DamagedStore, StoreFailed
 from duelog.partitions.partition import Partition
 from duelog.store.files import directory
 from tests.conftest import START_MS, OpenStore, applied
+from tests.duelog.store_state import payloads_after
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(
@@ -39,14 +40,7 @@ def fail(store: DelayedStore, partition: Partition) -> None:
 
 def payloads(store: DelayedStore, clock: ManualClock) -> list[bytes]:
     """All that is there, in the end."""
-    clock.set(START_MS + 100 * HOUR_MS)
-    store.tick()
-    found = []
-    with store.topic("t").subscribe("s") as reader:
-        while batch := reader.receive(1_000, timeout=0):
-            found += [message.payload[-5:].lstrip(b"\0") for message in batch]
-            reader.ack(batch)
-    return sorted(found)
+    return sorted(each[-5:].lstrip(b"\0") for each in payloads_after(store, clock, 100 * HOUR_MS))
 
 
 def test_a_partition_that_has_failed_refuses_sends_and_others_do_not(

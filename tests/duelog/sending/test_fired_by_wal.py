@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -12,8 +13,9 @@ from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.wal.segment import MAIN, Group, RowKind
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, tick_after
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, crashed, in_wal, send
+from tests.duelog.store_state import payloads
 
 ROOM = replace(CONFIG, wal_bytes=1 << 20)
 
@@ -31,12 +33,8 @@ SECOND_BEFORE_MS = FIRST_MS - START_MS - 1_000
 
 def delivered(store: DelayedStore) -> list[bytes]:
     """Receive and acknowledge the due messages."""
-    found: list[bytes] = []
     with store.topic("a").subscribe("all") as consumer:
-        while received := consumer.receive(1_000, timeout=0):
-            found += [bytes(message.payload) for message in received]
-            consumer.ack(received, durable=True)
-    return found
+        return payloads(consumer, durable=True)
 
 
 def test_what_has_fired_is_known_after_a_crash(open_store: OpenStore, clock: ManualClock, tmp_path: Path) -> None:
@@ -46,8 +44,7 @@ def test_what_has_fired_is_known_after_a_crash(open_store: OpenStore, clock: Man
     store.topic("a").subscribe("all").close()
     for number in range(6):
         send(store, number, number % 2)
-    clock.advance(1_100)
-    store.tick()
+    tick_after(store, clock, 1_100)
     assert [markers_in(group) for group in in_wal(store)][-1] == 3
     copy = crashed(store, tmp_path / "copy")
     with DelayedStore.open(copy, ROOM, clock=clock, read_only=True) as seen:
@@ -68,8 +65,7 @@ def test_the_clock_mark_of_what_fired_is_known_after_a_crash(
     clock.advance(SECOND_BEFORE_MS)
     store = open_store(config=ROOM)
     send(store, 1)
-    clock.advance(1_100)
-    store.tick()
+    tick_after(store, clock, 1_100)
     fired_ms = clock.now_ms()
     records = [row.key[0] for group in in_wal(store) for row in group.rows() if row.kind == RowKind.RECORD]
     assert {Table.COUNTER, Table.FRONTIER} <= set(records)
@@ -123,8 +119,7 @@ def test_a_firing_fits_a_group_however_much_of_a_ledger_an_entry_takes(
     topic.subscribe("all").close()
     for at in range(0, 600, 50):
         topic.send_batch([Message(b"%d" % number, deliver_at=FIRST_MS) for number in range(at, at + 50)])
-    clock.advance(HOUR_MS + FIRST_MS - START_MS)
-    store.tick()
+    tick_after(store, clock, HOUR_MS + FIRST_MS - START_MS)
     assert store.suspended() == []
     assert len(delivered(store)) == 600
 
@@ -152,9 +147,7 @@ def test_what_is_due_fires_though_the_log_takes_no_more(
     assert list(store.check(deep=True)) == []
 
 
-def test_a_firing_that_no_group_takes_is_given_back(
-    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_firing_that_no_group_takes_is_given_back(open_store: OpenStore, clock: ManualClock) -> None:
     """Messages that the log refuses have not fired, and fire with the next tick."""
     store = open_store(config=ROOM)
     store.topic("a").subscribe("all").close()
@@ -164,8 +157,7 @@ def test_a_firing_that_no_group_takes_is_given_back(
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("refused")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(WalWriter, "change", refuse)
+    with patch.object(WalWriter, "change", refuse):
         store.tick()
         assert store._engine.delivery.firing.fired == 0
     clock.advance(60_000)

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -28,8 +29,9 @@ from duelog.tools.compact_store import compact_store
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, BodyMapsMade, OpenStore, applied, present
+from tests.conftest import START_MS, BodyMapsMade, OpenStore, applied, present, tick_after
 from tests.duelog.side_by_side import crashed
+from tests.duelog.store_state import payloads_after
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=40, run_entries=8)
@@ -65,15 +67,7 @@ def bodies_of(store: Path) -> list[Path]:
 
 def received(store: DelayedStore, clock: ManualClock) -> list[bytes]:
     """All that the subscription gets in ten hours."""
-    found = []
-    with store.topic("t").subscribe("s") as reader:
-        for _ in range(10):
-            store.tick()
-            while batch := reader.receive(100, timeout=0):
-                found += [message.payload for message in batch]
-                reader.ack(batch)
-            clock.advance(HOUR_MS)
-    return found
+    return [body for hour in range(10) for body in payloads_after(store, clock, HOUR_MS * (hour > 0))]
 
 
 def in_log(store: Path) -> list[dict[str, Any]]:
@@ -141,8 +135,7 @@ def test_markers_never_go_to_a_body_file(store: DelayedStore, clock: ManualClock
     """However many fire at once, and whatever their log has got in the same group."""
     store.topic("t").send_payloads([b"tiny"] * 2_000, deliver_at=[START_MS + HOUR_MS] * 2_000)
     applied(store)
-    clock.advance(HOUR_MS)
-    store.tick()
+    tick_after(store, clock, HOUR_MS)
     assert not body_files(store.path / "main")
     assert received(store, clock) == [b"tiny"] * 2_000
 
@@ -181,7 +174,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE)
 
 @pytest.mark.parametrize("number", FULL)
 def test_without_space_for_bodies_nothing_is_stored_and_the_store_goes_on(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, number: int
+    store: DelayedStore, clock: ManualClock, number: int
 ) -> None:
     """Single messages are sent meanwhile, and the same batch again when there is space."""
     sent, attempts = large(store, (0, 2)), []
@@ -190,8 +183,7 @@ def test_without_space_for_bodies_nothing_is_stored_and_the_store_goes_on(
         attempts.append(1)
         raise OSError(number, os.strerror(number))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(wal_writer, "append_bodies", full)
+    with patch.object(wal_writer, "append_bodies", full):
         with pytest.raises(ResourceShortage if number == errno.EMFILE else StoreFull):
             large(store, (0, 2))
         store.topic("t").send(b"alone")
@@ -211,7 +203,7 @@ def test_bodies_leave_the_space_that_is_kept_for_applying_the_log(
 
 
 def test_bodies_that_cannot_be_flushed_stop_the_store_and_nothing_names_them(
-    store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, open_store: OpenStore, clock: ManualClock, tmp_path: Path
 ) -> None:
     """As a log that cannot be written does."""
     sent = large(store)
@@ -219,10 +211,8 @@ def test_bodies_that_cannot_be_flushed_stop_the_store_and_nothing_names_them(
     def fails(descriptors: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(body_file, "sync_all", fails)
-        with pytest.raises(StoreFailed):
-            large(store)
+    with patch.object(body_file, "sync_all", fails), pytest.raises(StoreFailed):
+        large(store)
     with pytest.raises(StoreFailed):
         store.topic("t").send(b"refused")
     again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
@@ -232,8 +222,7 @@ def test_bodies_that_cannot_be_flushed_stop_the_store_and_nothing_names_them(
 
 def trimmed(store: DelayedStore, clock: ManualClock) -> None:
     """Have the ledgers of what was received be removed."""
-    clock.advance(5 * HOUR_MS)
-    store.tick()
+    tick_after(store, clock, 5 * HOUR_MS)
     store.tick()
 
 
@@ -344,8 +333,7 @@ def test_another_process_reads_bodies_that_are_applied_and_that_are_not(
 def test_compaction_puts_bodies_into_their_runs(store: DelayedStore, open_store: OpenStore, clock: ManualClock) -> None:
     """What is not needed is dropped, and the body file goes with the old generation."""
     large(store, (1, 2))
-    clock.advance(4 * HOUR_MS)
-    store.tick()
+    tick_after(store, clock, 4 * HOUR_MS)
     with store.topic("t").subscribe("s") as reader:
         reader.ack(reader.receive(100)[:7], durable=True)
     assert store.tick().closed == 0

@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import Future, wait
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -194,19 +195,15 @@ def test_closing_the_store_in_a_callback_is_refused_and_does_not_deadlock(store:
     assert store.topic("t").send_async(b"y").result(LIMIT_S)
 
 
-def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_later(
-    small: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_whose_thread_cannot_be_started_is_refused_and_not_written_later(small: DelayedStore) -> None:
     """Nothing stays in flight, and those after it are written, each once."""
 
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     topic = small.topic("t")
-    with monkeypatch.context() as patched:
-        patched.setattr(_thread, "start_new_thread", refuse)
-        with pytest.raises(ResourceShortage, match="thread"):
-            topic.send_async(b"refused")
+    with patch.object(_thread, "start_new_thread", refuse), pytest.raises(ResourceShortage, match="thread"):
+        topic.send_async(b"refused")
     assert small._engine.sending.outbox._bytes == 0
     for number in range(3):
         topic.send_async(b"%d" % number).result(LIMIT_S)

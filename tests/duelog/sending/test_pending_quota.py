@@ -7,7 +7,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig
 from duelog.errors import InvalidArgument, QuotaExceeded
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, in_threads
 
 FACES = True
 
@@ -177,11 +177,7 @@ def test_threads_fill_a_topic_to_its_quota_and_not_over_it(open_store: OpenStore
                 count += 1
         refused.append(count)
 
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([send] * 4)
     assert (pending(store), sum(refused)) == (99, 80 - 33)
 
 

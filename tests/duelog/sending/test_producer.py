@@ -16,6 +16,8 @@ from duelog.store.log import catalog
 from duelog.store.wal.write_batch import WriteBatch
 from duelog.topics.producer_state import NumbersStored
 from tests.conftest import OpenStore
+from tests.duelog.store_state import payloads_after
+from tests.model.driver import armed
 
 HOURS = StoreConfig(partition_ms=3_600_000, ledger_max_entries=3)
 
@@ -26,10 +28,7 @@ class Lost(Exception):
 
 def delivered(store: DelayedStore, clock: ManualClock) -> list[int]:
     """The numbers that payloads say, once everything is due."""
-    clock.advance(360_000_000)
-    with store.topic("t").subscribe("s") as consumer:
-        store.tick()
-        return sorted(int(message.payload) for message in consumer.receive(1_000))
+    return sorted(map(int, payloads_after(store, clock, 360_000_000)))
 
 
 def batch_of(count: int, hours: Callable[[int], float]) -> list[Message]:
@@ -122,12 +121,8 @@ def test_numbers_of_a_large_batch_that_a_crash_broke_off_are_stored_however_they
         ]
 
     producer = store.topic("t").producer("p")
-    arm("wal.before", die)
-    try:
-        with pytest.raises(Lost):
-            producer.send_batch(large(1.5), first_sequence_id=0)
-    finally:
-        disarm()
+    with armed("wal.before", die), pytest.raises(Lost):
+        producer.send_batch(large(1.5), first_sequence_id=0)
     store = open_store(tmp_path / "died", config=config)
     producer = store.topic("t").producer("p")
     assert producer.last_sequence_id == 2

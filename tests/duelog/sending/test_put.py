@@ -7,16 +7,17 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from duelog import DUPLICATE, DelayedDeliveryPolicies, DelayedStore, Message, MessageId, StoreConfig, Topic
 from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
-from duelog.store.files import failpoints
 from duelog.topics.producer_state import MOST_NUMBERS
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 from tests.duelog.sending.putting import LIMIT_S, Heard, together
 from tests.duelog.side_by_side import crashed, in_wal
+from tests.model.driver import armed
 
 
 def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order(store: DelayedStore) -> None:
@@ -41,8 +42,7 @@ def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order
     assert [token for token, _ in other.results] == list(range(0, 30, 3))
     for number, message_id in one.results + other.results:
         assert isinstance(message_id, MessageId)
-        found = topics[number % 3].get(message_id)
-        assert found is not None
+        found = present(topics[number % 3].get(message_id))
         assert found.payload == b"%d" % number
 
 
@@ -53,8 +53,7 @@ def test_everything_that_send_takes_put_takes(store: DelayedStore, topic: Topic)
     topic.put(b"seconds", deliver_at=1_790_000_000, allow_past=True, done=heard)
     scheduled, _ = heard.outcomes(2)
     assert isinstance(scheduled, MessageId)
-    found = topic.get(scheduled)
-    assert found is not None
+    found = present(topic.get(scheduled))
     assert (found.payload, found.key, found.properties) == (b"x", "k", {"a": "b"})
     assert found.due_ms == store.clock.now_ms() + 5_000
     with pytest.raises(InvalidMessage, match="seconds"):
@@ -132,9 +131,7 @@ def test_a_write_that_is_broken_off_is_told_and_what_is_put_after_it_is_written(
     assert [type(each) for each in heard.outcomes(3)[1:]] == [MessageId, MessageId]
 
 
-def test_a_put_that_an_interrupt_ends_leaves_no_later_one_unwritten(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_that_an_interrupt_ends_leaves_no_later_one_unwritten(open_store: OpenStore) -> None:
     """Its message may be stored or not; those after it are written, each once, though its thread was begun."""
     start = _thread.start_new_thread
 
@@ -144,10 +141,8 @@ def test_a_put_that_an_interrupt_ends_leaves_no_later_one_unwritten(
 
     store, heard = open_store(), Heard()
     topic = store.topic("t")
-    with monkeypatch.context() as patched:
-        patched.setattr(_thread, "start_new_thread", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            topic.put(b"b", done=heard)
+    with patch.object(_thread, "start_new_thread", interrupted), pytest.raises(KeyboardInterrupt):
+        topic.put(b"b", done=heard)
     for payload in (b"c", b"d"):
         assert topic.put(payload, done=heard)
     store.close()
@@ -167,12 +162,9 @@ def test_what_does_not_fit_into_one_group_is_several_and_each_outcome_is_its_own
         if not left[0]:
             raise StoreFull(store.path, "made up")
 
-    failpoints.arm("wal.before", full)
-    try:
+    with armed("wal.before", full):
         together(store, lambda: [topic.put(b"x" * 900, token=n, done=heard) for n in range(80)])
         outcomes = heard.outcomes(80)
-    finally:
-        failpoints.disarm()
     kinds = [[type(outcome) for _, outcome in group] for group in heard.groups]
     assert [set(kind) for kind in kinds[:2]] == [{MessageId}, {StoreFull}]
     with topic.subscribe("s") as consumer:
@@ -299,12 +291,9 @@ def test_a_number_that_found_no_space_may_be_put_again(store: DelayedStore, topi
     """Neither the message nor the number is stored."""
     heard = Heard()
     topic.send(b"first")
-    failpoints.arm("wal.before", _full(store.path))
-    try:
+    with armed("wal.before", _full(store.path)):
         together(store, lambda: [topic.put(b"x", numbers=("p", n, n), done=heard) for n in (0, 0, 1)])
         assert [type(outcome) for outcome in heard.outcomes(3)] == [StoreFull] * 3
-    finally:
-        failpoints.disarm()
     assert topic.producer_number("p") == -1
     topic.put(b"x", numbers=("p", 0, 1), done=heard)
     assert isinstance(heard.outcomes(4)[-1], MessageId)

@@ -13,7 +13,7 @@ from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, 
 from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present
 
 FACES = True
 
@@ -61,8 +61,7 @@ def test_each_topic_gets_its_messages_and_each_message_its_id(store: DelayedStor
     ids = store.send_batch(pairs)
     assert len(set(ids)) == 300
     for (topic, message), message_id in zip(pairs, ids, strict=True):
-        found = store.topic(topic).get(message_id)
-        assert found is not None
+        found = present(store.topic(topic).get(message_id))
         assert found.payload == message.payload
     expected = of([*pairs, ("t1", Message(b"before"))])
     end_of_time(store, clock)

@@ -34,8 +34,7 @@ def test_columns_are_encoded_as_messages_are(payloads: list[bytes], data: st.Dat
 
 def test_what_is_sent_as_columns_is_received(open_store: OpenStore, clock: ManualClock) -> None:
     """Over several partitions and the main log; the ids are those that the messages come with."""
-    store = open_store(config=StoreConfig(partition_ms=1_000))
-    topic = store.topic("t")
+    topic = open_store(config=StoreConfig(partition_ms=1_000)).topic("t")
     subscription = topic.subscribe("s")
     dues = [START_MS + 500 * number - 700 for number in range(12)]
     ids = topic.send_payloads([b"%d" % number for number in range(12)], deliver_at=np.array(dues))

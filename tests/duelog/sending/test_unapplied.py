@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, tick_after
+from tests.duelog.store_state import payloads_after
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=4, max_clock_jump_ms=None)
@@ -32,14 +33,7 @@ def fill(store: DelayedStore, *names: str) -> None:
 
 def received(store: DelayedStore, name: str, clock: ManualClock) -> list[int]:
     """All payloads of a topic, in the end; acknowledged."""
-    clock.set(START_MS + 20 * HOUR_MS)
-    store.tick()
-    found = []
-    with store.topic(name).subscribe("s") as reader:
-        while batch := reader.receive(100, timeout=0):
-            found += [int(message.payload) for message in batch]
-            reader.ack(batch, durable=True)
-    return sorted(found)
+    return sorted(map(int, payloads_after(store, clock, 20 * HOUR_MS, name)))
 
 
 @pytest.mark.parametrize("after_a_crash", [False, True])
@@ -57,8 +51,7 @@ def test_a_topic_is_deleted_with_what_is_unapplied_of_it(
     assert list(store.check(deep=True)) == []
     assert received(store, "a", clock) == [*range(30), 99]
     assert received(store, "b", clock) == list(range(30))
-    clock.advance(100 * HOUR_MS)
-    store.tick()
+    tick_after(store, clock, 100 * HOUR_MS)
     assert store.partitions() == []
 
 
@@ -74,11 +67,9 @@ def test_ledgers_that_filled_in_the_log_are_trimmed_once_acknowledged(
     if after_a_crash:
         store = open_store(crashed(store, tmp_path), CONFIG)
     store.tick()
-    clock.advance(5 * HOUR_MS)
-    store.tick()
+    tick_after(store, clock, 5 * HOUR_MS)
     assert received(store, "a", clock) == list(range(10, 30))
-    clock.advance(100 * HOUR_MS)
-    store.tick()
+    tick_after(store, clock, 100 * HOUR_MS)
     store.tick()
     assert store.topic("a").stats().ledgers == 1
     assert store.partitions() == []

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,9 +23,10 @@ from duelog.store.wal import segment as segment_module
 from duelog.store.wal.segment import EMPTY_BYTES
 from duelog.store.wal.segment_file import SegmentFile, make_file
 from duelog.store.wal.wal_reader import WalFollower
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, tick_after
 from tests.disaster.wal_faults import no_room
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
+from tests.model.driver import armed
 from tests.store.commits import until
 
 
@@ -56,8 +58,7 @@ def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
     clock.advance(CHECKPOINT_MS - 1)
     ids += store.topic("a").send_payloads([bytes(1_000)] * 200, deliver_at=due[2_000:])
     assert [group.number for group in in_wal(store)] == [2, 3]
-    clock.advance(1)
-    store.tick()
+    tick_after(store, clock, 1)
     assert in_wal(store) == []
     assert not unapplied(store)
     assert held(store).keys() >= set(ids)
@@ -190,11 +191,9 @@ def test_partitions_are_applied_after_a_while(store: DelayedStore, clock: Manual
     send(store, 0, 0)
     send(store, 1, 2)
     assert store.tick().next_due_ms == START_MS + CHECKPOINT_MS
-    clock.advance(CHECKPOINT_MS - 1)
-    store.tick()
+    tick_after(store, clock, CHECKPOINT_MS - 1)
     assert len(unapplied(store)) == 3
-    clock.advance(1)
-    assert store.tick().next_due_ms != clock.now_ms()
+    assert tick_after(store, clock, 1).next_due_ms != clock.now_ms()
     assert not unapplied(store)
     assert in_wal(store) == []
     send(store, 2)
@@ -206,8 +205,7 @@ def test_partitions_are_applied_soon_after_the_clock_was_set_back(store: Delayed
     send(store, 0)
     clock.set(START_MS - HOUR_MS)
     assert store.tick().next_due_ms == clock.now_ms() + CHECKPOINT_MS
-    clock.advance(CHECKPOINT_MS)
-    store.tick()
+    tick_after(store, clock, CHECKPOINT_MS)
     assert not unapplied(store)
 
 
@@ -350,11 +348,8 @@ def test_a_power_cut_that_brings_removed_segments_back_changes_nothing(
     """Removing them may not reach the disk: they lie before the recorded one, and are not read."""
     sent = fill(store, range(150))
     before: list[Path] = []
-    failpoints.arm("wal.released", lambda: before.append(crashed(store, tmp_path / f"before{len(before)}")))
-    try:
+    with armed("wal.released", lambda: before.append(crashed(store, tmp_path / f"before{len(before)}"))):
         store.close()
-    finally:
-        failpoints.disarm()
     (left,) = log_files(store.path)
     back = [file for file in log_files(before[-1]) if file.name != left.name]
     assert back
@@ -392,7 +387,7 @@ def test_a_backup_of_a_store_that_was_closed_has_everything(
             assert wanted.items() <= held(copy).items()
 
 
-def test_the_close_of_a_store_that_failed_leaves_its_log(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_close_of_a_store_that_failed_leaves_its_log(store: DelayedStore) -> None:
     """Groups in doubt are left to the next opening."""
     sent = fill(store, range(5))
     log = {file.name: file.stat().st_size for file in log_files(store.path)}
@@ -400,10 +395,8 @@ def test_the_close_of_a_store_that_failed_leaves_its_log(store: DelayedStore, mo
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SegmentFile, "write_through", fail)
-        with pytest.raises(StoreFailed):
-            send(store, 99)
+    with patch.object(SegmentFile, "write_through", fail), pytest.raises(StoreFailed):
+        send(store, 99)
     store.close()
     assert {file.name: file.stat().st_size for file in log_files(store.path)} == log
     with DelayedStore.open(store.path, CONFIG, clock=ManualClock(START_MS)) as again:

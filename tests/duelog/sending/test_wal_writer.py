@@ -19,7 +19,7 @@ from duelog.store.config import Durability
 from duelog.store.env.commit_queue import Request
 from duelog.store.wal.segment import RowKind, capacity_of
 from duelog.store.wal.write_batch import WriteBatch
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, tick_after
 from tests.duelog.side_by_side import (
     CONFIG,
     FIRST_MS,
@@ -27,6 +27,7 @@ from tests.duelog.side_by_side import (
     Together,
     crashed,
     entries_in,
+    everything,
     held,
     in_wal,
     send,
@@ -44,21 +45,8 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 def writer(store: DelayedStore) -> WalWriter:
     """Return the writer of a store that is open for writing."""
-    found = store._engine.wal_writer
-    assert found is not None
+    found = store._engine.writer()
     return found
-
-
-def everything(store: DelayedStore, clock: ManualClock) -> list[bytes]:
-    """Return the messages of a topic once all of it is due."""
-    clock.advance(1_000 * HOUR_MS)
-    found: list[bytes] = []
-    with store.topic("a").subscribe("all") as consumer:
-        store.tick()
-        while messages := consumer.receive(1_000):
-            found += [bytes(message.payload) for message in messages]
-            consumer.ack(messages)
-    return sorted(found)
 
 
 def test_messages_sent_together_are_one_group(store: DelayedStore) -> None:
@@ -207,11 +195,9 @@ def test_what_relaxed_sends_left_unflushed_is_flushed_in_time_and_before_a_commi
     send(store, 1)
     flushes = Flushes(monkeypatch)
     assert store.tick().next_due_ms == clock.now_ms() + 20
-    clock.advance(19)
-    store.tick()
+    tick_after(store, clock, 19)
     assert flushes.count == 0
-    clock.advance(1)
-    store.tick()
+    tick_after(store, clock, 1)
     assert flushes.count == 1
     send(store, 2)
     assert flushes.count == 1

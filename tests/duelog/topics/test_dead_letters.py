@@ -3,6 +3,7 @@
 import dataclasses
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -36,9 +37,7 @@ def by_payload(store: DelayedStore) -> list[bytes]:
     return [letter.payload for letter in store.dead_letters()]
 
 
-def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(
-    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(store: DelayedStore, clock: ManualClock) -> None:
     """The rest of the batch is delivered, no delivery of it counts as failed, and the message is buried later, once."""
 
     def full(*_: object) -> None:
@@ -50,8 +49,7 @@ def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(
         for _ in range(2):
             consumer.nack(consumer.receive(), delay=0)
         topic.send_batch([Message(body) for body in (b"a", b"b", b"c")])
-        with monkeypatch.context() as patch:
-            patch.setattr(DeadLetters, "bury", full)
+        with patch.object(DeadLetters, "bury", full):
             assert [(each.payload, each.redelivery_count) for each in consumer.receive(3)] == [(b"a", 0), (b"b", 0)]
             assert [each.payload for each in consumer.receive(1)] == [b"c"]
             for _ in range(5):
@@ -84,7 +82,7 @@ def test_a_flush_that_finds_no_space_keeps_no_message_from_its_consumer(open_sto
 
 
 @pytest.mark.inside
-def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore) -> None:
     """Messages taken for a consumer that did not reach it come again as if for the first time."""
     topic = store.topic("t")
     topic.send(b"a")
@@ -93,10 +91,8 @@ def test_a_delivery_that_is_broken_off_counts_as_none(store: DelayedStore, monke
         raise KeyboardInterrupt
 
     with topic.subscribe("s") as consumer:
-        with monkeypatch.context() as patch:
-            patch.setattr("duelog.subscription.Subscription._route", broken_off)
-            with pytest.raises(KeyboardInterrupt):
-                consumer.receive()
+        with patch("duelog.subscription.Subscription._route", broken_off), pytest.raises(KeyboardInterrupt):
+            consumer.receive()
         assert [each.redelivery_count for each in consumer.receive()] == [0]
 
 

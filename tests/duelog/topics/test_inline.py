@@ -6,6 +6,7 @@ Each test is of a finding about the implementation proposed with PIP-448; this o
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,7 +17,7 @@ from duelog.markers.reader import MainLogReader
 from duelog.markers.tracker import TopicDelayTracker
 from duelog.store.log.scan import runs
 from duelog.store.names import TopicName
-from tests.conftest import OpenStore, Plant, present
+from tests.conftest import OpenStore, Plant, present, tick_after
 from tests.duelog.store_state import payloads
 
 FACES = True
@@ -59,12 +60,10 @@ def test_the_tracker_is_freed_after_its_last_view_and_not_under_a_new_one(
     reader.close()
     clock.advance(100)
     reader = topic.subscribe("s")
-    clock.advance(1_000)
-    store.tick()
+    tick_after(store, clock, 1_000)
     assert tracker_of(store) is not None
     reader.close()
-    clock.advance(1_000)
-    store.tick()
+    tick_after(store, clock, 1_000)
     assert tracker_of(store) is None
     reader = topic.subscribe("s")
     clock.advance(2_000)
@@ -87,7 +86,7 @@ def test_what_could_not_be_read_when_it_was_due_is_not_forgotten(
 
 @pytest.mark.inside
 def test_an_index_that_was_broken_off_halfway_is_read_anew(
-    store: DelayedStore, topic: Topic, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, topic: Topic, clock: ManualClock
 ) -> None:
     """An interrupt between two runs: none of them is indexed twice, none is missing."""
     subscription = topic.subscribe("s", type="shared")
@@ -98,10 +97,8 @@ def test_an_index_that_was_broken_off_halfway_is_read_anew(
         yield next(runs(*arguments))
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(tracking, "runs", broken_off)
-        with pytest.raises(KeyboardInterrupt):
-            subscription.receive(10)
+    with patch.object(tracking, "runs", broken_off), pytest.raises(KeyboardInterrupt):
+        subscription.receive(10)
     assert subscription.receive(10) == []
     found = present(tracker_of(store))
     assert len(found._waiting) == 3
@@ -130,8 +127,7 @@ def test_clearing_what_waits_inline_for_one_subscription_leaves_it_to_the_others
     store.close()
     store = open_store(config=config)
     topic = store.topic("t")
-    clock.advance(3_600_000)
-    store.tick()
+    tick_after(store, clock, 3_600_000)
     with topic.subscribe("one") as one, topic.subscribe("other") as other:
         assert {message.payload for message in one.receive(10)} == {b"0", b"after", b"3600"}
         assert {message.payload for message in other.receive(10)} == {b"0", b"10", b"20", b"30", b"after", b"3600"}
@@ -153,8 +149,7 @@ def test_what_waits_inline_keeps_nothing_that_is_too_old(
     assert [message.payload for message in reader.receive(10)] == [b"old"]
     if acked:
         reader.ack(waiting)
-    clock.advance(5_000)
-    store.tick()
+    tick_after(store, clock, 5_000)
     assert reader.stats().backlog == 0
     clock.advance(45_000)
     assert payloads(reader, 10) == ([] if acked else [b"waits"])

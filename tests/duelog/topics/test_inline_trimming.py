@@ -8,7 +8,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.metrics import BACKLOG, DELAYED, PENDING
 from duelog.store.names import TopicName
-from tests.conftest import START_MS, OpenStore, applied, present
+from tests.conftest import START_MS, OpenStore, applied, present, tick_after
 from tests.duelog.store_state import payloads
 
 HOUR_MS = 3_600_000
@@ -32,8 +32,7 @@ def test_what_waits_inline_with_no_subscription_yet_is_not_trimmed_before_it_is_
     if restart:
         store.close()
         store = open_store(config=StoreConfig(ledger_max_entries=2, ack_flush_ms=0))
-        clock.advance(60_000)
-        assert store.tick().trimmed == 0
+        assert tick_after(store, clock, 60_000).trimmed == 0
     subscription = store.topic("t").subscribe("s")
     clock.advance(HOUR_MS // 2)
     assert payloads(subscription) == [b"%d" % number for number in range(5)]
@@ -66,8 +65,7 @@ def test_what_all_acknowledged_before_it_was_due_keeps_its_ledger_until_then(
     eager = topic.subscribe("eager")
     ids = topic.send_batch([Message(b"%d" % number, deliver_after=1_800) for number in range(4)])
     assert eager.ack(ids, durable=True) == 4
-    clock.advance(1_000)
-    assert store.tick().trimmed == 0
+    assert tick_after(store, clock, 1_000).trimmed == 0
     other = topic.subscribe("other")
     clock.advance(HOUR_MS // 2)
     assert len(payloads(other)) == 4
@@ -83,11 +81,9 @@ def test_who_begins_at_the_latest_holds_what_waits_until_it_has_it(
     topic.send_batch([Message(b"%d" % number) for number in range(5, 9)])
     subscription = topic.subscribe("s", initial_position="latest")
     assert (store.tick().trimmed, ledgers(store)) == (2, 3)
-    clock.advance(60_000)
-    assert (store.tick().trimmed, ledgers(store)) == (0, 3)
+    assert (tick_after(store, clock, 60_000).trimmed, ledgers(store)) == (0, 3)
     assert payloads(subscription) == [b"waits"]
-    clock.advance(1_000)
-    assert (store.tick().trimmed, ledgers(store)) == (2, 1)
+    assert (tick_after(store, clock, 1_000).trimmed, ledgers(store)) == (2, 1)
 
 
 def leave_a_tracker(store: DelayedStore) -> int:
@@ -113,8 +109,7 @@ def test_a_look_planned_behind_an_earlier_one_is_not_lost_and_the_idle_tracker_g
     held = leave_a_tracker(store)
     idle_ms = store._engine.storage.config.tracker_idle_ms
     for after_ms, left in ((150, held), (idle_ms - 151, held), (1, 0)):
-        clock.advance(after_ms)
-        store.tick()
+        tick_after(store, clock, after_ms)
         assert store.topic("t").stats().index_bytes == left
 
 

@@ -7,7 +7,7 @@ import pytest
 from duelog import DelayedStore, LogPositions, ManualClock, MessageId, Policies, StoreConfig
 from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.position import Position
-from tests.conftest import LeadingClock, OpenStore, present
+from tests.conftest import LeadingClock, OpenStore, present, tick_after
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
 
@@ -49,8 +49,7 @@ def test_the_last_position_is_the_last_that_may_be_read(open_store: OpenStore, c
     emptied = topic.positions()
     assert emptied[:2] == (None, None)
     assert emptied.next >= Position(later[-1].ledger_id + 1, 0)
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert topic.positions().last == topic.position_of(delayed) == emptied.next
 
 
@@ -61,8 +60,7 @@ def test_a_marker_that_was_written_early_is_not_the_last_before_it_is_due(open_s
     topic = store.topic("t")
     before = topic.send(b"before")
     delayed = topic.send(b"x", deliver_after=1)
-    clock.advance(997)
-    store.tick()
+    tick_after(store, clock, 997)
     behind = topic.send(b"behind")
     assert topic.state(delayed) == "fired"
     assert topic.position_of(delayed) == Position(before.ledger_id, 1)
@@ -83,8 +81,7 @@ def test_what_has_not_fired_has_no_position(open_store: OpenStore, clock: Manual
     asked = (*ids, moved, MessageId(9_999, 0), MessageId(at_once.ledger_id, 1), MessageId(ids[0].ledger_id, 77))
     assert [topic.position_of(each) for each in asked] == [None] * 7
     assert topic.position_of(at_once) == at_once
-    clock.advance(60_000)
-    store.tick()
+    tick_after(store, clock, 60_000)
     assert [topic.position_of(each) for each in asked] == [
         None, None, Position(at_once.ledger_id, 1), None, None, Position(at_once.ledger_id, 1), None
     ]  # fmt: skip

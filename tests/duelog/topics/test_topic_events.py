@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -256,9 +257,7 @@ def test_closing_tells_what_was_not_heard_and_a_listener_may_close(open_store: O
     assert closed.wait(LIMIT_S)
 
 
-def test_listening_is_refused_where_it_could_hear_nothing(
-    open_store: OpenStore, store: DelayedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listening_is_refused_where_it_could_hear_nothing(open_store: OpenStore, store: DelayedStore) -> None:
     """Something not callable, a read-only store, a thread that cannot be started."""
     with pytest.raises(InvalidArgument, match="callback"):
         store.on_topics(None)  # type: ignore[arg-type]
@@ -266,10 +265,8 @@ def test_listening_is_refused_where_it_could_hear_nothing(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ResourceShortage, match="events"):
-            store.on_topics(print)
+    with patch.object(threading.Thread, "start", refuse), pytest.raises(ResourceShortage, match="events"):
+        store.on_topics(print)
     store.close()
     with pytest.raises(ClosedError, match="read-only"):
         open_store(read_only=True).on_topics(print)

@@ -136,9 +136,8 @@ def test_a_program_hears_of_a_store_where_it_configures_logging_and_else_nothing
     assert bool(done.stderr) is heard
 
 
-def test_a_store_in_order_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_in_order_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
     """Neither at openings nor at work, at any level that is on by default."""
-    clock = ManualClock(START_MS)
     for _ in range(2):
         with DelayedStore.open(tmp_path / "s", StoreConfig(partition_ms=3_600_000), clock=clock) as store:
             topic = store.topic("t")

@@ -12,7 +12,7 @@ from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import CorruptRecord, StoreFull
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.upkeep import reclaiming as module
-from tests.conftest import START_MS, OpenStore, present
+from tests.conftest import START_MS, OpenStore, present, tick_after
 
 
 def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
@@ -40,17 +40,14 @@ def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, 
     engine.storage.main.commit(flip)
     for reader, messages in zip(readers, received, strict=True):
         reader.ack(messages, durable=True)
-    clock.advance(5_000)
-    (suspended,) = store.tick().suspended
+    (suspended,) = tick_after(store, clock, 5_000).suspended
     assert (suspended.task, suspended.topic, suspended.failures) == ("trim", "persistent://public/default/t2", 1)
-    clock.advance(1_000)
-    assert store.tick().suspended[0].failures == 2  # for this topic alone
+    assert tick_after(store, clock, 1_000).suspended[0].failures == 2  # for this topic alone
     logs = {name: engine.topics.get(store.topic(name)._name).log for name in names}
     trimmed = {name: len(log.ledgers()) for name, log in logs.items()}
     assert trimmed == {**dict.fromkeys(names, 1), "t2": 2}
     engine.storage.main.write(lambda transaction: transaction.put(key, good))
-    clock.advance(2_000)
-    assert store.tick().suspended == ()
+    assert tick_after(store, clock, 2_000).suspended == ()
     assert store.partitions() == []
 
 

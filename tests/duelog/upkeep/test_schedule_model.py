@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
@@ -200,8 +201,7 @@ told = given(asked=ASKED, steps=st.lists(STEPS, min_size=5, max_size=16), data=s
 def tell(asked: Asked, steps: list[str], data: st.DataObject) -> None:
     """One story, with missed occurrences sent four at a time, so that crashes come between them."""
     directory = scratch_directory()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurring, "_AT_ONCE", 4)
+    with patch.object(recurring, "_AT_ONCE", 4):
         story = Story(asked, directory)
         try:
             for step in steps:

@@ -13,7 +13,8 @@ from duelog.errors import InvalidArgument, StoreFull
 from duelog.upkeep import maintenance
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import MISFIRES, Due, Misfires, Recurrence, Timetable
-from tests.conftest import START_MS, OpenStore, Plant, present
+from tests.conftest import START_MS, OpenStore, Plant, present, tick_after
+from tests.duelog.store_state import each_received
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -29,10 +30,8 @@ def ms(text: str, zone: str = "UTC", fold: int = 0) -> int:
 def received(store: DelayedStore, consumer: Subscription) -> list[ReceivedMessage]:
     """Receive and acknowledge the messages there now."""
     store.tick()
-    found: list[ReceivedMessage] = []
-    while batch := consumer.receive(1_000):
-        consumer.ack(batch)
-        found += batch
+    found = list(each_received(consumer))
+    consumer.ack(found)
     return found
 
 
@@ -346,27 +345,23 @@ def test_an_occurrence_names_its_schedule_wherever_it_is_seen(
     made = topic.every("beat", interval=3_600, jitter=60, payload=b"x")
     expected = Occurrence("beat", START_MS + HOUR_MS)
     assert made.next_nominal_ms == expected.nominal_ms
-    assert made.next_id is not None
     (waiting,) = topic.scheduled()
-    found = present(topic.get(made.next_id))
+    found = present(topic.get(present(made.next_id)))
     assert waiting.occurrence == found.occurrence == expected
     topic.send(b"plain", deliver_after=HOUR_MS // 1000 + 120)
     store.update_policies(max_redeliveries=1)
     topic.every("beat", interval=3_600, jitter=60, payload=b"x", count=1)
     with topic.subscribe("s", type="shared") as consumer:
-        clock.advance(HOUR_MS + 180_000)
-        store.tick()
+        tick_after(store, clock, HOUR_MS + 180_000)
         occurrence, plain = consumer.poll_columns(10)[0]
         assert (occurrence.occurrence, plain.occurrence) == (expected, None)
         consumer.ack(plain)
         consumer.retry_later(occurrence, delay=1)
-        clock.advance(1_000)
-        store.tick()
+        tick_after(store, clock, 1_000)
         (again,) = consumer.receive(10)
         assert (again.occurrence, again.retries) == (expected, 1)
         consumer.nack(again)
-        clock.advance(DAY_MS)
-        store.tick()
+        tick_after(store, clock, DAY_MS)
         consumer.receive(10)
         store.tick()
         (letter,) = store.dead_letters()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -20,7 +21,7 @@ from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.files import pages
 from duelog.store.log.managed_ledger import ManagedLedger
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import START_MS, OpenStore, applied, tick_after
 from tests.duelog.store_state import payloads_of
 from tests.duelog.upkeep.test_threads import LIMIT_S, WatchedManualClock, waiting
 
@@ -49,8 +50,7 @@ def failing(
             raise error()
         return original(*arguments, **named)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, raising)
+    with patch.object(owner, name, raising):
         yield
 
 
@@ -91,8 +91,7 @@ def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_suspended_
         assert suspended.error.errno == errno.EMFILE
         assert result.next_due_ms == suspended.retry_ms == clock.now_ms() + 1_000
     assert store.tick().fired == 0
-    clock.advance(1_000)
-    result = store.tick()
+    result = tick_after(store, clock, 1_000)
     assert (result.fired, result.suspended) == (2, ())
     assert sorted(payloads_of(store, "t")) == [b"0", b"1", b"2", b"3"]
 
@@ -116,11 +115,9 @@ def test_a_log_that_cannot_be_fired_holds_up_no_other_topic_and_is_tried_again_w
             clock.set(found.retry_ms - 1)
             store.tick()
             assert store.suspended() == [found]
-            clock.advance(1)
-            assert store.tick().next_due_ms > clock.now_ms()  # type: ignore[operator]
+            assert tick_after(store, clock, 1).next_due_ms > clock.now_ms()  # type: ignore[operator]
     assert pauses == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
-    clock.advance(30_000)
-    assert (store.tick().fired, store.suspended()) == (1, [])
+    assert (tick_after(store, clock, 30_000).fired, store.suspended()) == (1, [])
     assert payloads_of(store, "b") == [b"b"]
 
 
@@ -136,8 +133,7 @@ def test_a_main_log_that_cannot_be_written_holds_up_none_that_is_fired_with_it(
         result = store.tick()
         assert (result.fired, [found.topic for found in result.suspended]) == (4, [FULL_NAME + "c"])
         assert payloads_of(store, *"abcde") == [b"a", b"b", b"d", b"e"]
-    clock.advance(1_000)
-    assert store.tick().fired == 1
+    assert tick_after(store, clock, 1_000).fired == 1
     assert payloads_of(store, *"abcde") == [b"c"]
 
 
@@ -150,8 +146,7 @@ def test_a_partition_with_a_suspended_log_is_not_closed_and_is_once_that_has_fir
     with failing(PendingLog, "take", of_topic(store, "a")):
         result = store.tick()
     assert (result.fired, result.closed, result.next_due_ms) == (1, 0, clock.now_ms() + 1_000)
-    clock.advance(1_000)
-    result = store.tick()
+    result = tick_after(store, clock, 1_000)
     assert (result.fired, result.closed) == (1, 1)
     assert payloads_of(store, *"ab") == [b"a", b"b"]
 
@@ -164,8 +159,7 @@ def test_a_deleted_topic_is_not_suspended_any_more(store: DelayedStore, clock: M
         assert len(store.tick().suspended) == 1
         store.delete_topic("a")
         assert store.suspended() == []
-        clock.advance(2 * HOUR_MS)
-        assert store.tick().closed == 1
+        assert tick_after(store, clock, 2 * HOUR_MS).closed == 1
 
 
 def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: Topic, clock: ManualClock) -> None:
@@ -174,16 +168,13 @@ def test_one_schedule_that_fails_holds_up_no_other(store: DelayedStore, topic: T
     for name in "abc":
         topic.every(name, interval=60, payload=name.encode())
     with failing(store._engine.upkeep.recurring, "_advance", lambda key: bool(key[1] == "b")):
-        clock.advance(60_000)
-        result = store.tick()
+        result = tick_after(store, clock, 60_000)
         assert [(found.task, found.schedule) for found in result.suspended] == [("recur", "b")]
         assert result.next_due_ms == clock.now_ms() + 1_000
-        clock.advance(60_000)
-        store.tick()
+        tick_after(store, clock, 60_000)
     assert sorted(payloads_of(store, "t")) == [b"a", b"a", b"b", b"c", b"c"]
     for expected in ([b"a", b"c"], [b"a", b"b", b"c"]):  # the one that was missed does not come
-        clock.advance(60_000)
-        store.tick()
+        tick_after(store, clock, 60_000)
         assert sorted(payloads_of(store, "t")) == expected
 
 
@@ -200,12 +191,10 @@ def test_a_partition_that_cannot_be_removed_holds_up_no_other(open_store: OpenSt
         store._engine.upkeep.maintenance, "_delete_one", lambda each: bool(each.start_ms == first_ms), refused
     ):
         payloads_of(store, "t")
-        clock.advance(500)
-        store.tick()
+        tick_after(store, clock, 500)
         assert [(found.task, found.partition_ms) for found in store.suspended()] == [("delete", first_ms)]
         assert [partition.start_ms for partition in store.partitions()] == [first_ms]
-    clock.advance(1_000)
-    assert store.tick().deleted == 1
+    assert tick_after(store, clock, 1_000).deleted == 1
     assert store.partitions() == []
 
 
@@ -217,14 +206,12 @@ def test_a_snapshot_that_fails_for_another_reason_than_room_is_tried_again(
     topic = store.topic("t")
     topic.subscribe("s").close()
     topic.send(b"first", deliver_after=1)
-    clock.advance(1_000)
-    store.tick()
+    tick_after(store, clock, 1_000)
     topic.send_batch([Message(b"%d" % number, deliver_after=60) for number in range(20)])
     with failing(saving, "write_snapshots"):
         assert [found.task for found in store.tick().suspended] == ["snapshot"]
     assert store.tick().snapshots == 0
-    clock.advance(1_000)
-    result = store.tick()
+    result = tick_after(store, clock, 1_000)
     assert (result.snapshots, result.suspended) == (1, ())
 
 
@@ -241,8 +228,7 @@ def test_a_partition_whose_unloading_breaks_off_costs_no_snapshot(
     with failing(ReadyQueue, "discard", error=MemoryError):
         assert {each.task for each in store.tick().suspended} == {"close"}
     assert {each.task for each in store.tick().suspended} == {"close"}
-    clock.advance(1_000)
-    assert store.tick().suspended == ()
+    assert tick_after(store, clock, 1_000).suspended == ()
 
 
 def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
@@ -270,8 +256,7 @@ def test_what_is_suspended_is_in_stats_check_metrics_and_the_log(
     (record,) = caplog.records
     assert (record.name, record.levelname, record.exc_info is not None) == ("duelog.maintenance", "ERROR", True)
     assert "Too many open files" in record.getMessage()
-    clock.advance(500)
-    store.tick()
+    tick_after(store, clock, 500)
     assert (store.stats().suspended, list(store.check()), store._engine.metrics.observe(SUSPENDED)) == ((), [], [])
     assert "goes on, after 1000 ms" in caplog.records[-1].getMessage()
 

@@ -163,8 +163,7 @@ def test_nothing_is_lost_or_doubled_between_producers_and_consumers(
 def test_receive_wakes_when_a_message_is_due(open_store: OpenStore, background: bool) -> None:
     """The first message of a new store wakes a waiting receiver in time; without a thread the receiver fires it."""
     clock = WatchedClock()
-    store = open_store(config=StoreConfig(background=background), clock_=clock)
-    topic = store.topic("t")
+    topic = open_store(config=StoreConfig(background=background), clock_=clock).topic("t")
     with waiting(topic.subscribe("s"), clock) as received:
         topic.send(b"soon", deliver_after=0.15)
         (message,), came_ms = received.result(LIMIT_S)
@@ -175,8 +174,7 @@ def test_receive_wakes_when_a_message_is_due(open_store: OpenStore, background: 
 def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store: OpenStore) -> None:
     """The message sent last is due first, in a partition of its own, and comes first."""
     clock = WatchedClock()
-    store = open_store(config=StoreConfig(partition_ms=1_000), clock_=clock)
-    topic = store.topic("t")
+    topic = open_store(config=StoreConfig(partition_ms=1_000), clock_=clock).topic("t")
     topic.send(b"far", deliver_after=3_600)
     topic.send(b"near", deliver_after=90)
     with waiting(topic.subscribe("s"), clock) as received:
@@ -189,8 +187,7 @@ def test_receive_wakes_for_a_message_nearer_than_the_one_it_waits_for(open_store
 def test_a_manual_clock_with_a_background_thread_wakes_a_waiting_receiver(open_store: OpenStore) -> None:
     """Advancing the clock fires and delivers without a call of tick, and not a millisecond early."""
     clock = WatchedManualClock(START_MS)
-    store = open_store(config=StoreConfig(background=True), clock_=clock)
-    topic = store.topic("t")
+    topic = open_store(config=StoreConfig(background=True), clock_=clock).topic("t")
     with waiting(topic.subscribe("s"), clock) as received:
         topic.send(b"later", deliver_after=3_600)
         clock.advance(3_599_999)

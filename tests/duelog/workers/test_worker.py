@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -32,7 +33,7 @@ from duelog import (
 from duelog.errors import ClosedError, HandlersHang, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.clock import Monitor
 from duelog.workers.task_runner import LONGEST_BACKOFF_MS, Task, reason_of
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, present
 from tests.store.commits import until
 
 FIRING = StoreConfig(background=True)
@@ -497,7 +498,7 @@ def test_a_store_that_its_program_closes_ends_the_run(open_store: OpenStore) -> 
     assert not running.is_alive()
 
 
-def test_a_full_disk_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_waited_for(bench: Bench) -> None:
     """Receiving goes on when there is room."""
     full = threading.Event()
 
@@ -505,8 +506,7 @@ def test_a_full_disk_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch
         full.set()
         raise StoreFull(Path("x"), "planted")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("duelog.subscription.Subscription.poll", poll)
+    with patch("duelog.subscription.Subscription.poll", poll):
         worker = bench.run(bench.note)
         assert full.wait(60)
     bench.store.topic("t").send(b"x")
@@ -515,7 +515,7 @@ def test_a_full_disk_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch
     worker.stop()
 
 
-def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench) -> None:
     """A full disk loses no message, and gives it up later."""
     bench.store.topic("t").send(b"x")
     refused = threading.Event()
@@ -524,8 +524,7 @@ def test_a_dead_letter_that_cannot_be_written_is_delivered_again(bench: Bench, m
         refused.set()
         raise StoreFull(Path("x"), "planted")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("duelog.topics.dead_letters.DeadLetters.bury", bury)
+    with patch("duelog.topics.dead_letters.DeadLetters.bury", bury):
         worker = bench.run(bench.failing(RuntimeError), retries=0)
         assert refused.wait(60)
     while not list(bench.store.dead_letters()):
@@ -632,8 +631,7 @@ def test_a_coroutine_that_cancels_itself_and_returns_is_acknowledged(bench: Benc
 
     async def handle(message: ReceivedMessage) -> None:
         bench.log.add(message.payload)
-        task = asyncio.current_task()
-        assert task is not None
+        task = present(asyncio.current_task())
         task.cancel()
 
     bench.store.topic("t").send_batch([Message(b"%d" % n) for n in range(5)])
@@ -685,8 +683,7 @@ def test_the_log_has_one_id_through_all_attempts_of_a_message_and_only_frames_of
         f"{first_id} becomes a dead letter after 3 attempts: ValueError: planted",
     ]
     for record in of_tasks:
-        assert record.exc_info is not None
-        frames = traceback.extract_tb(record.exc_info[2])
+        frames = traceback.extract_tb(present(record.exc_info)[2])
         assert {frame.filename for frame in frames} == {__file__}
         assert frames[-1].name == "fail"
 
@@ -707,8 +704,7 @@ def test_a_coroutine_that_was_too_slow_is_a_dead_letter_that_says_so_and_logged_
     assert worker.stop() == 0
     assert [letter.reason for letter in bench.store.dead_letters()] == ["TimeoutError: it took longer than 2.5 s"]
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert record.exc_info is not None
-    assert traceback.extract_tb(record.exc_info[2])[0].name == "hang"
+    assert traceback.extract_tb(present(record.exc_info)[2])[0].name == "hang"
 
 
 @KINDS

@@ -1,6 +1,7 @@
 """Delay indexes of a store in use are packed by themselves, and nothing is lost, late or out of order by it."""
 
 import threading
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -171,8 +172,7 @@ def test_a_log_that_goes_is_forgotten(
     assert len(firing.loaded._to_pack) == 1
     store._engine.slice()
     clock.advance(48 * HOUR_MS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoadedPartitions, "pack", lambda self: None)
+    with patch.object(LoadedPartitions, "pack", lambda self: None):
         while not store._engine.slice()[0].closed:
             pass
     assert not firing.loaded.is_worth_packing()

@@ -13,7 +13,7 @@ from duelog.snapshot.writer import remove_snapshots, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, present, tick_after
 
 pytestmark = pytest.mark.usefixtures("disarmed")
 
@@ -48,8 +48,7 @@ def test_a_snapshot_is_written_after_so_many_entries(store: DelayedStore) -> Non
     send(store, 1)
     assert store.tick().snapshots == 1
     (first,) = snapshots(store)
-    assert first.metadata is not None
-    assert first.metadata.tail == 1_000
+    assert present(first.metadata).tail == 1_000
     send(store, 999)
     assert store.tick().snapshots == 0
     send(store, 1)
@@ -70,8 +69,7 @@ def test_loading_what_took_long_to_replay_writes_a_snapshot(open_store: OpenStor
     store = open_store(config=CONFIG)
     send(store, 100, after_ms=24 * HOUR_MS)
     assert store.tick().snapshots == 0
-    clock.advance(20 * HOUR_MS)
-    assert store.tick().snapshots == 1
+    assert tick_after(store, clock, 20 * HOUR_MS).snapshots == 1
     other = open_store(store.path.parent / "other", CONFIG)
     send(other, 99, after_ms=24 * HOUR_MS)
     clock.advance(24 * HOUR_MS)
@@ -87,8 +85,7 @@ def test_closing_saves_what_is_worth_it(open_store: OpenStore) -> None:
     store = open_store(config=CONFIG)
     assert store.tick().snapshots == 0
     (info,) = snapshots(store)
-    assert info.metadata is not None
-    assert info.metadata.tail == 100
+    assert present(info.metadata).tail == 100
     (log,) = (log for logs in store._engine.delivery.firing.loaded.logs.values() for log in logs.values())
     assert (log.unsaved, len(log)) == (0, 100)
 
@@ -110,8 +107,7 @@ def test_snapshots_go_before_their_partition_is_closed(store: DelayedStore, cloc
     assert store.tick().snapshots == 1
     found: list[int] = []
     failpoints.arm("close.before", lambda: found.append(len(snapshots(store))))
-    clock.advance(36 * HOUR_MS)
-    assert store.tick().closed == 1
+    assert tick_after(store, clock, 36 * HOUR_MS).closed == 1
     assert found == [0]
     assert snapshots(store) == []
 
@@ -126,8 +122,7 @@ def test_a_partition_closes_in_the_middle_of_its_snapshot(open_store: OpenStore,
         store._engine.slice()
     store._engine.slice()
     assert [info.state.value for info in snapshots(store)] == ["torn"]
-    clock.advance(36 * HOUR_MS)
-    assert store.tick().closed == 1
+    assert tick_after(store, clock, 36 * HOUR_MS).closed == 1
     assert snapshots(store) == []
 
 

@@ -1,5 +1,7 @@
 """The delay index against a plain dictionary: every operation, in any order."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -160,8 +162,7 @@ class IndexAndDict(RuleBasedStateMachine):
 
     @rule(at_once=st.integers(1, 4), slices=st.integers(1, 6) | st.just(1_000))
     def pack(self, at_once: int, slices: int) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(buckets, "_PACKED_AT_ONCE", at_once)
+        with patch.object(buckets, "_PACKED_AT_ONCE", at_once):
             after_first = list(self.index._buckets._bitmaps.items())[1:]
             starts = [start for start, kept in after_first if not isinstance(kept, PackedBucket) or kept.added]
             after_ms = self.index.pack()

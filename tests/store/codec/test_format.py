@@ -167,9 +167,8 @@ def test_mark_delete_is_the_entry_before_the_next() -> None:
 def loaded_anew() -> ModuleType:
     """The module as a process that starts now would have it."""
     spec = present(importlib.util.spec_from_file_location("checksum_anew", checksum.__file__))
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     return module
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
@@ -436,10 +437,8 @@ def refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> DamagedStore:
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("LMDB opened it")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(lmdb, "open", opened)
-        with pytest.raises(DamagedStore) as caught:
-            Environment(path, name="main")
+    with patch.object(lmdb, "open", opened), pytest.raises(DamagedStore) as caught:
+        Environment(path, name="main")
     assert str(path) in str(caught.value)
     return caught.value
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from duelog.store.wal.segment import (
 from duelog.store.wal.wal_reader import DIRECTORY, WalFollower, flush_wal, read_wal, write_wal
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import single_rows
+from tests.conftest import present
 from tests.proof import length
 from tests.store.wal.segments import GROUPS_AT, SECTOR, SIZE, STORE_ID, flip, make_segment, numbers, row, write_at
 
@@ -271,7 +273,7 @@ def test_a_segment_that_was_renamed_is_forgotten(directory: Path) -> None:
     segment.close()
 
 
-def test_a_log_that_may_not_be_read_is_no_empty_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_may_not_be_read_is_no_empty_one(directory: Path) -> None:
     """The refusal of the system is told as for the rest of the store."""
     segment = Segment(directory, 1, STORE_ID, SIZE)
     segment.append(GroupContent.of([record(0)]), flush=True)
@@ -281,10 +283,8 @@ def test_a_log_that_may_not_be_read_is_no_empty_one(directory: Path, monkeypatch
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     look = FollowedWal(directory.parent, STORE_ID).of(MAIN)
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", refuse)
-        with pytest.raises(ResourceShortage):
-            look()
+    with patch.object(Path, "open", refuse), pytest.raises(ResourceShortage):
+        look()
     assert look()(-1).records.items() == of(0)
 
 
@@ -346,8 +346,7 @@ def test_files_of_segments_that_are_applied_are_used_again(tmp_path: Path) -> No
         log.release(4)
         begin(log, SIZE)  # four times as large
         assert files(tmp_path) == [file_name(5), file_name(6)]
-        assert log.active is not None
-        assert log.active.size == SIZE
+        assert present(log.active).size == SIZE
         log.append(GroupContent.of([row(9)]), flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 6).groups) == [[9]]
 
@@ -387,21 +386,18 @@ def test_a_segment_that_was_prepared_and_is_too_small_is_made_anew(tmp_path: Pat
         log.prepare_segment(SIZE, 0).close()
     with closing(opened(tmp_path, 1)) as log:
         begin(log, 4 * SIZE)
-        assert log.active is not None
-        assert log.active.size == 4 * SIZE
+        assert present(log.active).size == 4 * SIZE
         log.append(GroupContent.of([row(2)]), flush=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 1).groups) == [[1], [2]]
 
 
-def test_without_space_for_a_segment_the_log_goes_on_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_space_for_a_segment_the_log_goes_on_as_it_was(tmp_path: Path) -> None:
     """Nothing is ended, and another attempt succeeds."""
     with closing(opened(tmp_path, None)) as log:
         begin(log)
         log.append(GroupContent.of([row(1)]), flush=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", lambda descriptor, content: 0)
-            with pytest.raises(OSError, match="No space left"):
-                log.prepare_segment(SIZE, 0)
+        with patch.object(os, "write", lambda descriptor, content: 0), pytest.raises(OSError, match="No space left"):
+            log.prepare_segment(SIZE, 0)
         log.append(GroupContent.of([row(2)]), flush=True)
         assert begin(log) == 1
         log.append(GroupContent.of([row(3)]), flush=True)

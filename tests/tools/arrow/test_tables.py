@@ -157,9 +157,8 @@ def test_a_view_is_of_one_point_in_time(tmp_path: Path) -> None:
             assert [row["payload"] for row in tables.table("pending").to_pylist()] == [b"a"]
 
 
-def test_a_message_that_is_moved_while_the_view_begins_is_in_it_once(tmp_path: Path) -> None:
+def test_a_message_that_is_moved_while_the_view_begins_is_in_it_once(path: Path) -> None:
     """At its new time, also in a partition that was not there; what is sent meanwhile is not."""
-    path = tmp_path / "store"
     clock = ManualClock(NOW_MS)
     with DelayedStore.open(path, CONFIG, clock=clock) as store:
         first, second, _ = store.topic("t").send_batch([Message(b"%d" % n, deliver_after=3_600) for n in range(3)])

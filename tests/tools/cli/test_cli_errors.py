@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
@@ -112,14 +113,13 @@ def test_a_store_that_one_may_not_read_is_not_called_damaged(
     assert ok("check", path) == ""
 
 
-def test_a_shortage_of_descriptors_is_no_finding_of_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortage_of_descriptors_is_no_finding_of_check(path: Path) -> None:
     """Status 2, and the store is as it was."""
 
     def refusing(directory: str, **_: Any) -> lmdb.Environment:
         raise lmdb.Error(f"{directory}: {os.strerror(errno.EMFILE)}")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(lmdb, "open", refusing)
+    with patch.object(lmdb, "open", refusing):
         assert "Too many open files" in refused("check", path)
     assert ok("check", path) == ""
 

@@ -358,9 +358,8 @@ def test_a_dump_is_read_in_short_transactions(dumped: Path) -> None:
     assert len(set(keys)) == 601
 
 
-def test_the_write_ahead_log_is_dumped_group_by_group(tmp_path: Path) -> None:
+def test_the_write_ahead_log_is_dumped_group_by_group(path: Path) -> None:
     """Each group with what it has for every environment; damaged ones are passed over."""
-    path = tmp_path / "store"
     with make_store(path) as opened:
         topic = opened.topic("t")
         topic.send_batch([Message(b"due"), Message(b"far", deliver_at=FUTURE_MS)])

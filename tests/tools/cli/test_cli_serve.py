@@ -21,6 +21,7 @@ import pytest
 import duelog
 from duelog import DelayedStore, StoreConfig
 from tests.broker.security.certificates import write_pair
+from tests.conftest import present
 from tests.disaster.running import module
 from tests.docs.code_blocks import blocks
 from tests.packaging.tree import ROOT
@@ -38,8 +39,7 @@ def served(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], list[str
         [*DUELOG, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
-        yield process, [process.stdout.readline() for _ in range(5)]
+        yield process, [present(process.stdout).readline() for _ in range(5)]
     finally:
         process.kill()
         process.communicate()
@@ -65,8 +65,7 @@ def test_it_says_where_it_listens_keeps_its_store_and_ends_at_a_signal(tmp_path:
             client.sendall(b"\0\0")
             process.send_signal(number)
             assert client.recv(10) == b""
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert present(process.stderr).read() == ""
         assert process.wait(WITHIN_S) == 0
     with DelayedStore.open(store) as opened:
         assert list(opened.check(deep=True)) == []
@@ -187,8 +186,7 @@ def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, sour
         (program / "mails.py").write_text(text)
     command, pipe = [*DUELOG, "worker", "mails:worker"], subprocess.PIPE
     with subprocess.Popen(command, cwd=program, stdout=pipe, stderr=pipe, text=True) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "pay the bill\n"
+        assert present(running.stdout).readline() == "pay the bill\n"
         running.send_signal(signal.SIGTERM)
         _, logged = running.communicate(timeout=60)
         assert running.returncode == 0
@@ -250,8 +248,7 @@ def shown(*arguments: object) -> Iterator[Asked]:
     command = module("duelog.tools.cli.main", *map(str, arguments))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        line = present(process.stdout).readline()
         yield Asked(line or process.communicate(timeout=60)[1])
     finally:
         process.send_signal(signal.SIGTERM)

@@ -246,9 +246,8 @@ def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeyp
         assert run("cancel", tmp_path / "store", "reminders", "17:3").stdout == "17:3  unknown\n"  # by its socket
 
 
-def test_the_disk_is_one_figure_with_its_parts_everywhere(tmp_path: Path) -> None:
+def test_the_disk_is_one_figure_with_its_parts_everywhere(path: Path) -> None:
     """`stats` of a directory and of a server, `audit`, REST and metrics: the same total, the same parts."""
-    path = tmp_path / "store"
 
     def parts_of(found: dict[str, Any], form: str) -> dict[str, int]:
         return {part: found[form.format(part)] for part in DISK_PARTS}

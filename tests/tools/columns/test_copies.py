@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -141,9 +142,7 @@ def unreachable(names: list[str]) -> None:
     raise ReplicaUnreachable("file:///", "is down")
 
 
-def test_a_compaction_of_a_copy_is_adopted_with_the_next_manifest_of_the_store(
-    copied: Copied, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_of_a_copy_is_adopted_with_the_next_manifest_of_the_store(copied: Copied) -> None:
     """The store's directory is not touched before; what comes a second time, or is damaged, is thrown away.
 
     Nothing is compacted again before a manifest has what was adopted. A removal that fails has it fetched once more.
@@ -159,8 +158,7 @@ def test_a_compaction_of_a_copy_is_adopted_with_the_next_manifest_of_the_store(
         content = made.read_bytes()
         made.with_name("-".join((start, generation, "again", size, crc))).write_bytes(content)
         made.with_name("-".join((start, generation, "torn", size, crc))).write_bytes(content[:-1] + b"?")
-    with monkeypatch.context() as patched:
-        patched.setattr(shipping_of(copied.store).bucket, "delete", unreachable)
+    with patch.object(shipping_of(copied.store).bucket, "delete", unreachable):
         shipping_of(copied.store).make_manifest()
         ship(copied.store)
     assert len(list(copied.bucket.glob("compacted/*"))) == 9

@@ -15,7 +15,7 @@ from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, Partit
 from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS
+from tests.conftest import START_MS, tick_after
 from tests.tools.small_records import DAMAGES, IN_BOTH, Damage, environments, flip, forget_applied, keys, remove
 
 DAY_MS = 86_400_000
@@ -152,8 +152,7 @@ def fired(tmp_path: Path) -> tuple[Path, list[bytes]]:
         with topic.subscribe("s") as reader:
             topic.send_payloads(FIRED, deliver_at=[START_MS + 1_000 + at for at in range(3_000)])
             for _ in range(3):
-                clock.advance(1_500)
-                store.tick()
+                tick_after(store, clock, 1_500)
             reader.ack(reader.receive(2_000)[::2], durable=True)
     return path, [*FIRED[1:2_000:2], *FIRED[2_000:]]
 
@@ -169,18 +168,16 @@ def test_a_run_of_markers_that_is_lost_costs_no_message(fired: tuple[Path, list[
     assert delivered(path) == owed
 
 
-def test_markers_of_two_partitions_that_are_lost_together_get_new_ones(tmp_path: Path) -> None:
+def test_markers_of_two_partitions_that_are_lost_together_get_new_ones(tmp_path: Path, clock: ManualClock) -> None:
     """Which of them lay where is not told: those that were acknowledged may come again, and are counted."""
     path = tmp_path / "store"
-    clock = ManualClock(START_MS)
     with DelayedStore.open(path, CONFIG, clock=clock) as store:
         topic = store.topic("t")
         with topic.subscribe("s") as reader:
             for day in (1, 2):
                 payloads = [b"%d %d" % (day, number) for number in range(100)]
                 topic.send_payloads(payloads, deliver_at=START_MS + day * DAY_MS)
-            clock.advance(3 * DAY_MS)
-            store.tick()
+            tick_after(store, clock, 3 * DAY_MS)
             reader.ack(reader.receive(30), durable=True)
     for segment in (path / "wal").glob("*.wal"):  # which are applied, and still have the markers
         segment.unlink()
@@ -219,8 +216,7 @@ def test_markers_tell_whose_a_log_is_that_nothing_else_names(tmp_path: Path) -> 
         store.delete_topic("gone")
         payloads = [b"%d" % number for number in range(50)]
         store.topic("t").send_payloads(payloads, deliver_at=[START_MS + 1_000 * at for at in range(1, 51)])
-        clock.advance(30_000)
-        store.tick()
+        tick_after(store, clock, 30_000)
     forget_applied(path)
     (partition,) = environments(path)[1:]
     IN_BOTH["missing"](partition, keys(partition, Table.LOG)[0])
@@ -314,10 +310,9 @@ def test_rescheduled_messages_whose_admission_cannot_be_read_are_delivered(withd
     assert sorted(delivered(withdrawn)) == sorted(NOT_CANCELLED)
 
 
-def test_a_snapshot_tells_what_was_cancelled_before_it(tmp_path: Path) -> None:
+def test_a_snapshot_tells_what_was_cancelled_before_it(tmp_path: Path, clock: ManualClock) -> None:
     """The copy is damaged too: only what was cancelled since may come, and is counted among what may."""
     path = tmp_path / "store"
-    clock = ManualClock(START_MS)
     with DelayedStore.open(path, dataclasses.replace(CONFIG, snapshot_every_entries=50), clock=clock) as store:
         topic = store.topic("t")
         topic.subscribe("s").close()
@@ -360,8 +355,7 @@ def test_a_recurring_message_whose_last_occurrence_fired_has_lost_no_cancellatio
         topic.subscribe("s").close()
         topic.every("tick", interval=60, payload=b"x")
         for _ in range(5):
-            clock.advance(60_000)
-            store.tick()
+            tick_after(store, clock, 60_000)
         assert list(store.check(deep=True)) == []
     assert check_store(path, deep=True) == []
 

@@ -97,7 +97,6 @@ def crashed(open_store: OpenStore, tmp_path: Path) -> Crashed:
     store = open_store(config=CONFIG)
     topic = store.topic("t")
     topic.subscribe("s").close()
-    assert store._engine.wal_writer is not None
     sent: dict[str, str] = {}
 
     def send(number: int) -> None:
@@ -105,13 +104,13 @@ def crashed(open_store: OpenStore, tmp_path: Path) -> Crashed:
 
     for number in range(4):
         send(number)
-    store._engine.wal_writer.apply_all()
+    store._engine.writer().apply_all()
     copy_store(store.path, tmp_path / "before")
     for due_ms in DUES:
         for message_id in topic.send_payloads([b"batch"] * 4, deliver_at=due_ms):
             sent[str(message_id)] = "batch"
     sent[str(topic.send(b"early"))] = "early"
-    store._engine.wal_writer.apply_all()
+    store._engine.writer().apply_all()
     for number in range(8):
         send(number)
     for message_id in topic.send_batch([Message(b"now"), Message(b"now"), Message(b"later", deliver_at=DUES[0])]):
