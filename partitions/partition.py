@@ -172,6 +172,11 @@ class Partition:
         return self._environment is not None
 
     @property
+    def takes_commits(self) -> bool:
+        """True where the open environment was written to, or is about to be."""
+        return self._environment is not None and self._environment.takes_commits
+
+    @property
     def is_ready(self) -> bool:
         """True while the environment is open, of the current generation, and stays open."""
         return self._environment is not None and not self.outdated and not self.closing

@@ -9,6 +9,7 @@ vacant (store/env/vacant.py) until the first commit of its environment makes its
 every open clears, and renamed into place, so that it is complete and durable when it has its name.
 """
 
+import resource
 import threading
 import uuid
 from collections import OrderedDict, deque
@@ -24,7 +25,7 @@ from sortedcontainers import SortedDict
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionInfo, PartitionRecord, PartitionState
 from ..store.codec.run import RunLimits
-from ..store.config import StoreConfig
+from ..store.config import GIB, StoreConfig
 from ..store.env.body_file import body_files
 from ..store.env.environment import Environment
 from ..store.env.memtable import Follow, Memtable, Publication, Reads, refuse_ahead
@@ -41,6 +42,15 @@ from .partition import Partition, partition_path
 _LEDGER_BLOCK, _MOST_LEDGERS = 64, 4_096
 """Ledger ids reserved at once for partition logs, twice as many each time; what a crash leaves is never given out."""
 
+
+_MOST_WRITTEN = 64
+"""Environments open at once that were written to, where no number is configured: LMDB keeps some 3 MB for each."""
+
+_MOST_OPEN, _DESCRIPTORS_EACH = 1_024, 16
+"""Most environments open at once where no number is configured, and for how many descriptors of the process one is."""
+
+_ADDRESSES = 16 * 1024 * GIB
+"""Address space of all that are open: an eighth of what a process has."""
 
 _TRIES = 3
 """How often a partition is fetched that is given back before it is used."""
@@ -127,15 +137,35 @@ Watcher = Callable[[Partition, Environment], None]
 """Callback that hears of each environment that was opened."""
 
 
+def most_open(config: StoreConfig) -> int:
+    """How many environments may be open at once without a lease: what is configured, else what this process may have.
+
+    One that is only read costs descriptors and addresses, and a look into it a fraction of opening it again.
+    """
+    if config.max_open_partitions is not None:
+        return config.max_open_partitions
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_OPEN if descriptors == resource.RLIM_INFINITY else descriptors // _DESCRIPTORS_EACH
+    return max(_MOST_WRITTEN, min(wanted, _MOST_OPEN, _ADDRESSES // config.map_bytes))
+
+
 class OpenEnvironments:
     """The partitions of one store that are open, the least recently used first."""
 
-    def __init__(self, lock: threading.Lock, most: int, make: Callable[[Partition], Environment]) -> None:
-        """`lock` guards leases; `most` may be open without one. `make` opens and verifies a partition's environment."""
+    def __init__(
+        self, lock: threading.Lock, most: int, most_written: int, make: Callable[[Partition], Environment]
+    ) -> None:
+        """`lock` guards leases; `most` may be open without one, of those that were written to `most_written`.
+
+        make: opens and verifies a partition's environment.
+        """
         self._lock = lock
         self._most = most
+        self._most_written = most_written
         self._make = make
         self._open: OrderedDict[int, Partition] = OrderedDict()
+        self._written: OrderedDict[int, Partition] = OrderedDict()
+        """Those of them whose environments take commits."""
         self._watcher: Watcher | None = None
         self.closed = False
         """True once the store is closed: none is opened any more, also under a lease that was taken before."""
@@ -148,6 +178,8 @@ class OpenEnvironments:
         if not partition.is_ready:
             return False
         self._open.move_to_end(partition.start_ms)
+        if partition.start_ms in self._written:
+            self._written.move_to_end(partition.start_ms)
         return True
 
     def open(self, partition: Partition) -> None:
@@ -180,6 +212,11 @@ class OpenEnvironments:
         self._watcher = watcher
         return list(self._open.values())
 
+    def used(self, partition: Partition) -> None:
+        """Note that a lease has ended: the partition may have been written to. REQUIRES: the lock."""
+        if self._open.get(partition.start_ms) is partition and partition.takes_commits:
+            self._written[partition.start_ms] = partition
+
     def surplus(self, unwanted: Partition | None = None) -> list[Partition]:
         """Choose partitions for `close_idle`: the least recently used without a lease. REQUIRES: the lock.
 
@@ -189,13 +226,19 @@ class OpenEnvironments:
         if unwanted is not None and not unwanted.leases and unwanted.start_ms in self._open:
             self._open.move_to_end(unwanted.start_ms, last=False)
             surplus = max(surplus, 1)
+        return [
+            *self._idle(self._open, surplus),
+            *self._idle(self._written, len(self._written) - self._most_written),
+        ]
+
+    def _idle(self, opened: OrderedDict[int, Partition], surplus: int) -> list[Partition]:
         if surplus <= 0:
             return []
-        idle = list(islice((partition for partition in self._open.values() if not partition.leases), surplus))
+        idle = list(islice((partition for partition in opened.values() if not partition.leases), surplus))
         for partition in idle:
             partition.closing = True
             partition.forget_logs()
-            del self._open[partition.start_ms]
+            self.forget(partition)
         return idle
 
     def close_idle(self, partitions: Sequence[Partition]) -> None:
@@ -214,6 +257,7 @@ class OpenEnvironments:
         """Leave an environment to its leases."""
         if self._open.get(partition.start_ms) is partition:
             del self._open[partition.start_ms]
+            self._written.pop(partition.start_ms, None)
 
 
 class PartitionSet:
@@ -245,8 +289,9 @@ class PartitionSet:
         """Partitions with append leases, until a group registers them."""
         self.by_ledger: dict[int, Partition] = {}
         """Where logs were found last, by ledger id; a hint, which may be outdated."""
-        self.max_open = config.max_open_partitions
-        self._open = OpenEnvironments(self._lock, self.max_open, self._opened)
+        self.max_open = most_open(config)
+        self.max_written = config.max_open_partitions or _MOST_WRITTEN
+        self._open = OpenEnvironments(self._lock, self.max_open, self.max_written, self._opened)
         self._ledger_numbers = LedgerNumbers(main)
         self._listeners = listeners
         self.before_commit: Callable[[], None] | None = None
@@ -438,6 +483,7 @@ class PartitionSet:
             partition.leases -= 1
             if not partition.leases:
                 self._let_go(partition)
+            self._open.used(partition)
             surplus = self._open.surplus(None if keep else partition)
         if surplus:
             self._open.close_idle(surplus)

@@ -176,8 +176,10 @@ class StoreConfig:
         Fewer means more to write, more a longer replay at open (about 10 M entries/s).
     snapshot_part_bytes: largest part of a snapshot, each its own transaction, 1 KiB to 1 GiB; 1 MiB. Larger parts
         hold up senders to that partition for longer.
-    max_open_partitions: partition environments open at once; 64. Each costs three descriptors and two mappings, up to
-        four of both more while large batches are read from it, and opening one again 0.13 ms.
+    max_open_partitions: partition environments open at once; None: of those that were written to 64, and of those that
+        are only read a sixteenth of the descriptors that the process may have, 64 to 1,024, within 16 TiB of map_bytes.
+        Each costs three descriptors and two mappings, up to four of both more while large batches are read from it,
+        one that was written to 3 MB, and opening one again 0.2 ms.
     map_bytes: address space of each environment at its opening, 1 MiB to 64 TiB; 16 GiB. It costs no disk or memory,
         and is grown when full, for the price of one transaction done twice. On machines with little address space
         max_open_partitions times this must fit.
@@ -239,7 +241,7 @@ class StoreConfig:
     ledger_max_age_ms: Milliseconds = _integer(14_400_000, 1, _INT64_MAX)
     snapshot_every_entries: int = _integer(1_000_000, 1, _UINT32_MAX)
     snapshot_part_bytes: int = _integer(MIB, KIB, GIB)
-    max_open_partitions: int = _integer(64, 1, 65_536)
+    max_open_partitions: int | None = _integer(None, 1, 65_536, none=True)
     map_bytes: int = _integer(16 * GIB, MIB, 64 * 1024 * GIB)
     run_entries: int = _integer(192, 1, 65_535)
     run_bytes: int = _integer(256 * KIB, KIB, GIB)

@@ -48,7 +48,7 @@ class Checkpoint:
         self._partitions = partitions
         self.segment = segment
         unapplied = partitions.unapplied()
-        self._keeps_open = len(unapplied) <= partitions.max_open  # else those that are open would change all the time
+        self._keeps_open = len(unapplied) <= partitions.max_written  # else those would change all the time
         self._jobs = Jobs((partial(self._apply, partition) for partition in unapplied), ready)
 
     @property

@@ -178,6 +178,8 @@ class Environment:
         self._open_lmdb = partial(_open_lmdb, durability=durability, read_only=read_only, lock=lock)
         self._occupying = threading.Lock()
         self._env = VACANT
+        self.takes_commits = False
+        """True once LMDB's environment is open for writing: such a one keeps pages of its own, up to some MB."""
         self.in_place = InPlace(f"{path}/data.mdb")
         self._map_bytes = map_bytes
         if make is None and (follow is None or self._is_there() or not follow.is_registered()):
@@ -199,18 +201,44 @@ class Environment:
             if self._env is not VACANT:
                 return
             self.in_place = InPlace(f"{self.path}/data.mdb")  # before it is opened: of two files it is none
-            opened, last_key, self._map_bytes = self._open_lmdb(self.path, map_bytes=self._map_bytes, create=create)
-            try:
-                self._use(opened, max(last_key, RUN_PREFIX))
-            except BaseException:
-                opened.close()  # else this process could not open it again
-                raise
+            self._env, self._map_bytes = self._open_lmdb(
+                self.path, map_bytes=self._map_bytes, for_commits=create, create=create
+            )
+            if create:
+                self._use_for_commits(RUN_PREFIX)
 
-    def _use(self, opened: lmdb.Environment, last_run: bytes) -> None:
+    def _use_for_commits(self, last_run: bytes) -> None:
         self._last_run = last_run
-        self._page_bytes: int = opened.stat()["psize"]
+        self._page_bytes: int = self._env.stat()["psize"]
         self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
-        self._env = opened
+        self.takes_commits = True
+
+    def _open_for_commits(self) -> None:
+        """Open LMDB's environment for writing where it is not, once no reader is inside. REQUIRES: `_committing`.
+
+        Raises StoreFull, ResourceShortage: it may be tried again; and StoreFailed.
+        """
+        if self.takes_commits or self.is_vacant:
+            return
+        try:
+            with self._gate.alone():
+                self._env.close()  # LMDB does not have one open twice in a process
+                try:
+                    self._env, self._map_bytes = self._open_lmdb(self.path, map_bytes=self._map_bytes, for_commits=True)
+                except BaseException:
+                    self._env, _ = self._open_lmdb(self.path, map_bytes=self._map_bytes)
+                    raise
+            self.in_place.verify()
+            with self._env.begin() as raw:
+                cursor = raw.cursor()
+                self._use_for_commits(max(bytes(cursor.key()), RUN_PREFIX) if cursor.last() else RUN_PREFIX)
+        except (StoreFull, ResourceShortage):
+            raise
+        except BaseException as error:
+            failed = self.fail(error)
+            if isinstance(error, Exception):
+                raise failed from error
+            raise
 
     def _lmdb(self) -> lmdb.Environment:
         """LMDB's environment: of one that another process has made since, too."""
@@ -300,6 +328,7 @@ class Environment:
                     raise Superseded(self.name)
                 started_ns = time.perf_counter_ns()
                 try:
+                    self._open_for_commits()
                     if self._env is VACANT and self._make is not None:
                         value, entries = self._commit_first(work, self._make)
                     else:
@@ -323,6 +352,7 @@ class Environment:
         """
         with self._committing:
             self._check_writable()
+            self._open_for_commits()  # the block may hold it
             yield
             self._superseded = True
 
@@ -334,7 +364,9 @@ class Environment:
         opened: lmdb.Environment | None = None
         try:
             with make.directory() as path:
-                opened, _, self._map_bytes = self._open_lmdb(path, map_bytes=self._map_bytes, create=True)
+                opened, self._map_bytes = self._open_lmdb(
+                    path, map_bytes=self._map_bytes, for_commits=True, create=True
+                )
                 with opened.begin(write=True) as raw:
                     transaction = LmdbTransaction(raw, RUN_PREFIX, self._memtable)
                     make.describe(transaction)
@@ -349,7 +381,8 @@ class Environment:
             raise
         try:
             self.in_place = InPlace(f"{self.path}/data.mdb")
-            self._use(opened, transaction.last_run)
+            self._env = opened
+            self._use_for_commits(transaction.last_run)
             reach("commit.after")
             transaction.committed()
         except BaseException as error:
@@ -515,6 +548,11 @@ class Environment:
 
     def hold(self) -> HeldRead:
         """Hold the state of this moment, without unapplied rows, until it is released. Raises as `read`."""
+        if not (self.takes_commits or self.read_only):
+            with self._committing:
+                self._check_open()
+                if self.failed is None:
+                    self._open_for_commits()  # else the first commit would wait for the release
         self._gate.enter()
         try:
             self._check_open()
@@ -585,7 +623,7 @@ class Environment:
             if self._released:
                 return
             try:
-                if self.durability != "commit" and not self.read_only and self.failed is None:
+                if self.durability != "commit" and self.takes_commits and self.failed is None:
                     self._env.sync(True)
             except lmdb.Error as error:
                 self.fail(error)
@@ -645,11 +683,19 @@ class _Read:
 
 
 def _open_lmdb(
-    path: Path, *, map_bytes: int, durability: Durability, read_only: bool, create: bool, lock: bool
-) -> tuple[lmdb.Environment, bytes, int]:
-    """Open the directory `path`, made if `create`; returns the environment, its last key, and the size of its map.
+    path: Path,
+    *,
+    map_bytes: int,
+    durability: Durability,
+    read_only: bool,
+    lock: bool,
+    for_commits: bool = False,
+    create: bool = False,
+) -> tuple[lmdb.Environment, int]:
+    """Open the directory `path`, made if `create`; returns the environment and the size of its map.
 
-    The arguments are those of Environment. Raises DamagedStore, StoreUnavailable, StoreFull, AlreadyOpen.
+    The arguments are those of Environment. for_commits: it is opened for writing. Raises DamagedStore,
+    StoreUnavailable, StoreFull, AlreadyOpen.
     """
     with explained(path):
         if create:
@@ -663,7 +709,7 @@ def _open_lmdb(
                 os.fspath(path),
                 map_size=map_bytes,
                 max_dbs=0,
-                readonly=read_only,
+                readonly=not for_commits,
                 create=create,
                 lock=lock,
                 sync=durability != "none",
@@ -683,11 +729,4 @@ def _open_lmdb(
             raise
         if create:
             sync_directory(path)
-        try:
-            with environment.begin() as raw:
-                cursor = raw.cursor()
-                last = cursor.key() if cursor.last() else b""
-        except BaseException:
-            environment.close()
-            raise
-        return environment, bytes(last), map_bytes
+        return environment, map_bytes

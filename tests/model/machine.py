@@ -516,7 +516,7 @@ class Machine(RuleBasedStateMachine):
         assert engine.clock.now_ms() == self.twin.now_ms
         starts = [(part.start_ms, part.end_ms) for part in engine.storage.partitions]
         assert starts == [(part.start_ms, part.end_ms) for _, part in sorted(self.twin.partitions.items())]
-        allowed = max(self.config.max_open_partitions, len(engine.delivery.firing.loaded.loaded_starts()) + 1)
+        allowed = max(engine.storage.partitions.max_open, len(engine.delivery.firing.loaded.loaded_starts()) + 1)
         assert engine.storage.partitions.open_count() <= allowed
 
     def _look_at_figures(self) -> None:

@@ -1,16 +1,19 @@
 """Which logs of a partition are known while its environment is opened and closed."""
 
+import resource
 from collections.abc import Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 
+from duelog import StoreConfig
 from duelog.partitions import partition as partition_module
+from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.partitions.partition_set import OpenEnvironments
+from duelog.partitions.partition_set import OpenEnvironments, most_open
 from tests.conftest import START_MS, OpenStore, applied, present
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, send
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, held, send
 
 
 def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_closed(
@@ -76,3 +79,44 @@ def test_a_checkpoint_of_more_partitions_than_may_be_open_leaves_open_those_that
         with partitions.lease(first):
             applied(store)
             assert (first.is_open, partitions.open_count()) == (True, left)
+
+
+def test_of_the_partitions_that_stay_open_few_were_written_to(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB keeps pages for those; one that is only read costs descriptors."""
+    monkeypatch.setattr(partition_set, "_MOST_WRITTEN", 2)
+    store = open_store(config=CONFIG)
+    for hour in range(5):
+        send(store, hour, hour)
+    applied(store)
+    store.close()
+    again = open_store(config=CONFIG)
+    partitions = again._engine.storage.partitions
+    assert len(held(again)) == 5
+    assert partitions.open_count() == 5
+    for hour in range(5):
+        send(again, hour, hour)
+        applied(again)
+    last = [FIRST_MS + hour * HOUR_MS for hour in (3, 4)]
+    assert [each.start_ms for each in partitions if each.takes_commits] == last
+    assert partitions.open_count() == 2
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "config", "expected"),
+    [
+        (1_024, StoreConfig(), 64),
+        (6_400, StoreConfig(), 400),
+        (1_048_576, StoreConfig(), 1_024),
+        (resource.RLIM_INFINITY, StoreConfig(), 1_024),
+        (6_400, StoreConfig(map_bytes=1 << 40), 64),
+        (6_400, StoreConfig(max_open_partitions=3), 3),
+    ],
+)
+def test_as_many_partitions_stay_open_as_the_descriptors_and_addresses_of_the_process_allow(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, config: StoreConfig, expected: int
+) -> None:
+    """A sixteenth of the descriptors, and 64 at the least; what is configured counts alone."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
+    assert most_open(config) == expected

@@ -57,7 +57,7 @@ RANGES: dict[str, tuple[int, int]] = {
 }
 
 OPTIONAL = {"ttl_ms", "ack_timeout_ms", "max_redeliveries", "dead_letter_topic", "background", "control",
-            "max_clock_jump_ms", "replica", "lease_ms", "max_local_bytes"}  # fmt: skip
+            "max_clock_jump_ms", "replica", "lease_ms", "max_local_bytes", "max_open_partitions"}  # fmt: skip
 
 
 GOOD: list[tuple[str, object]] = [

@@ -1,11 +1,13 @@
 """An environment: commits, what fails in them and in opening, and what its guards keep from happening."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import BrokenInvariant, ClosedError, DamagedStore, StoreFailed, StoreFull
+from duelog.store.errors import BrokenInvariant, ClosedError, DamagedStore, ResourceShortage, StoreFailed, StoreFull
+from duelog.store.files.directory import InPlace
 from duelog.store.listener import StoreListener
 from tests.conftest import in_threads, present
 from tests.store import commits
@@ -296,6 +299,80 @@ def test_a_step_that_fails_closes_for_writing(tmp_path: Path, step: str) -> None
     with pytest.raises(StoreFailed):
         environment.write(putting(KEY, b"w"))
     environment.close()
+
+
+@pytest.fixture
+def reopened(environment: Environment) -> Iterator[Environment]:
+    """An environment with a row, opened again: nothing was committed by it."""
+    environment.write(putting(KEY, b"v"))
+    environment.close()
+    with closing(Environment(environment.path, name="main", durability="relaxed")) as again:
+        yield again
+
+
+def test_an_environment_that_is_only_read_is_open_for_reading_alone(reopened: Environment) -> None:
+    """LMDB keeps pages for one that is open for writing: it is from its first commit on, behind the rows there are."""
+    reopened.sync()
+    assert (reopened.get(KEY), reopened.takes_commits) == (b"v", False)
+    reopened.write(putting(b"\x01w", b"w"))
+    assert (reopened.get(KEY), reopened.get(b"\x01w"), reopened.takes_commits) == (b"v", b"w", True)
+
+
+def test_a_commit_does_not_wait_for_a_held_read(reopened: Environment) -> None:
+    """A backup may hold it for long: what is held is open for writing already."""
+    held = reopened.hold()
+    reopened.write(putting(b"\x01w", b"w"))
+    assert held.raw.get(b"\x01w") is None
+    held.release()
+
+
+def test_a_first_commit_without_a_descriptor_is_tried_again_and_reading_goes_on(
+    reopened: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has failed: LMDB's environment is open for reading as before."""
+    lmdb_open = lmdb.open
+
+    def short(path: str, **settings: Any) -> lmdb.Environment:
+        if not settings["readonly"]:
+            raise lmdb.Error(f"{path}: {os.strerror(errno.EMFILE)}")
+        return lmdb_open(path, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lmdb, "open", short)
+        with pytest.raises(ResourceShortage):
+            reopened.write(putting(KEY, b"w"))
+        assert (reopened.get(KEY), reopened.failed) == (b"v", None)
+    reopened.write(putting(KEY, b"w"))
+    assert reopened.get(KEY) == b"w"
+
+
+def test_the_first_commit_does_not_go_to_another_file_that_has_taken_the_place(
+    reopened: Environment, tmp_path: Path
+) -> None:
+    """It is opened again by its name, and another store may have been moved there since it was read."""
+    with closing(Environment(tmp_path / "other", name="other", create=True)) as other:
+        other.write(putting(KEY, b"theirs"))
+    os.rename(tmp_path / "other" / "data.mdb", reopened.path / "data.mdb")
+    with pytest.raises(StoreFailed, match="removed or moved"):
+        reopened.write(putting(KEY, b"ours"))
+    assert reopened.get(KEY) == b"theirs"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO), "data.mdb")])
+def test_a_reopening_that_breaks_off_closes_for_writing_and_reading_goes_on(
+    reopened: Environment, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Whatever broke it off: what is known is only what can be read."""
+
+    def breaks_off(self: InPlace) -> None:
+        raise error
+
+    monkeypatch.setattr(InPlace, "verify", breaks_off)
+    with pytest.raises((KeyboardInterrupt, StoreFailed)):
+        reopened.write(putting(KEY, b"w"))
+    with pytest.raises(StoreFailed):
+        reopened.write(putting(KEY, b"w"))
+    assert reopened.get(KEY) == b"v"
 
 
 def test_sync_does_nothing_where_every_commit_is_durable(environment: Environment, tmp_path: Path) -> None:
