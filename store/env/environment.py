@@ -675,9 +675,11 @@ class _Read:
                 environment._follow_growth()
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
-        if self._raw is not None:
-            self._raw.abort()
-        self._inside.__exit__()
+        try:
+            if self._raw is not None:
+                self._raw.abort()
+        finally:  # an interrupt may come first, and a program that has caught it may write
+            self._inside.__exit__()
         if isinstance(error, lmdb.Error):
             raise explain(self._environment.path, error) from error
 

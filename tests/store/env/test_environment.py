@@ -375,6 +375,22 @@ def test_a_reopening_that_breaks_off_closes_for_writing_and_reading_goes_on(
     assert reopened.get(KEY) == b"v"
 
 
+def test_a_program_that_caught_an_interrupt_as_a_read_ended_may_write(environment: Environment) -> None:
+    """Its traceback keeps the block, which is left all the same: the store would stop at a write inside a read."""
+
+    class Interrupted:
+        def abort(self) -> None:
+            raise KeyboardInterrupt
+
+    read = environment.read()
+    try:
+        with read:
+            read._raw = Interrupted()  # type: ignore[assignment]
+    except KeyboardInterrupt:
+        environment.write(putting(KEY, b"v"))
+    assert environment.get(KEY) == b"v"
+
+
 def test_sync_does_nothing_where_every_commit_is_durable(environment: Environment, tmp_path: Path) -> None:
     """And is done once for many commits where they are not."""
     spy = spy_on(environment)
