@@ -13,7 +13,17 @@ from duelog.store.duration import Duration, duration_ms
 from duelog.store.errors import InvalidArgument, UnknownSubscription, short_names
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
-from duelog.store.message import MAX_DUE_MS, AnyId, Dedup, Message, ScheduledMessage, at_ms, checked_dedup_key, id_of
+from duelog.store.message import (
+    MAX_DUE_MS,
+    AnyId,
+    Dedup,
+    Message,
+    ScheduledMessage,
+    asked_due_ms,
+    at_ms,
+    checked_dedup_key,
+    id_of,
+)
 from duelog.store.names import TopicName, validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
 
@@ -279,9 +289,8 @@ class Topic:
     ) -> list[MessageId | None]:
         """Give messages another due time, in one transaction; as `reschedule`."""
         now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
-        return self._engine.pending.topic_withdrawals.reschedule(
-            topic, message_ids, deliver_at, deliver_after, now_ms, allow_past=allow_past
-        )
+        asked_ms = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
+        return self._engine.pending.topic_withdrawals.reschedule(topic, message_ids, asked_ms, now_ms)
 
     @settled
     def fire_now(self, message_id: AnyId) -> MessageId | None:

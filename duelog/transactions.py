@@ -11,8 +11,9 @@ partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import EllipsisType, TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -25,7 +26,7 @@ from duelog.store.duration import Duration
 from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict, UnknownSubscription
 from duelog.store.held import Held
 from duelog.store.log import documents
-from duelog.store.message import AnyId, Dedup, ReceivedMessage, checked_dedup_key, id_of
+from duelog.store.message import AnyId, Dedup, ReceivedMessage, asked_due_ms, checked_dedup_key, id_of
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, Position
 from duelog.store.wal.write_batch import WriteBatch
@@ -39,6 +40,9 @@ from .topics.ack_flusher import AckFlusher
 from .topics.topic_state import SubscriptionState, TopicState
 
 T = TypeVar("T")
+
+Unit = Callable[[WriteBatch], None]
+"""A unit of work of one or more operations; it may run again, and the last run counts."""
 
 _FEW = 8
 """Up to so many messages without keys are appended one by one, which a batch is too much work for."""
@@ -96,9 +100,8 @@ class _CancelKey(NamedTuple):
 
 class _Reschedule(NamedTuple):
     message_id: MessageId
-    deliver_at: int | datetime | None
-    deliver_after: float | timedelta | None
-    allow_past: bool
+    asked: Callable[[int], int | None]
+    """Gives the due time that is asked for, at a time."""
     required: bool
     result: Result[MessageId | None]
 
@@ -116,33 +119,22 @@ class Ack(NamedTuple):
     consumer: Subscription | None
 
 
-class _Prepared:
-    """The units of work of a transaction."""
-
-    def __init__(self) -> None:
-        self.units: list[Callable[[WriteBatch], None]] = []
-        """They hold the fields below and not this object: a cycle for each transaction is work for the collector."""
-        self.overridden: list[TopicName] = []
-        """Topics of messages that a policy gave another delay."""
-        self.acknowledged: dict[SubscriptionState, tuple[TopicState, int]] = {}
-        """How many deliveries of each subscription."""
+class _Units(list[Unit]):
+    """The units of work of a transaction, and all of them as one."""
 
     def __call__(self, group: WriteBatch) -> None:
-        for unit in self.units:
+        for unit in self:
             unit(group)
 
 
 def _acknowledging(
-    flusher: AckFlusher,
-    topic: TopicState,
-    state: SubscriptionState,
-    acks: Sequence[tuple[Position, Ack]],
-    acknowledged: dict[SubscriptionState, tuple[TopicState, int]],
-) -> Callable[[WriteBatch], None]:
-    """The unit of work that acknowledges deliveries of one subscription, and says how many."""
-    entries = group_by_ledger([position for position, _ in acks])
+    held: Held, flusher: AckFlusher, topic: TopicState, state: SubscriptionState, acks: Sequence[tuple[Position, Ack]]
+) -> Unit:
+    """The unit of work that acknowledges deliveries of one subscription; memory is told once `held` ends."""
+    entries, count = group_by_ledger([position for position, _ in acks]), 0
 
     def unit(group: WriteBatch) -> None:
+        nonlocal count
         fresh = flusher.acknowledge(group.main, topic, state, entries)
         with state.lock:
             for position, (message, consumer) in acks:
@@ -150,7 +142,18 @@ def _acknowledging(
                 if not is_held or position.entry_id not in fresh[position.ledger_id]:
                     where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
                     raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-        acknowledged[state] = topic, sum(map(len, fresh.values()))
+        count = sum(map(len, fresh.values()))
+
+    held.stored.append(lambda: flusher.acknowledged_in_group(topic, state, count))
+    return unit
+
+
+def _writing_document(work: Callable[[Any], Any], result: Result[Any]) -> Unit:
+    def unit(group: WriteBatch) -> None:
+        try:
+            result._value = work(group.main)
+        except DocumentChanged as error:
+            raise TransactionConflict(result.operation, str(error)) from error
 
     return unit
 
@@ -278,8 +281,8 @@ class Transaction:
         """
         name, message_id = self._name(topic), id_of(message_id)
         result: Result[MessageId | None] = self._result("reschedule %s of %s", message_id, name)
-        asked = _Reschedule(message_id, deliver_at, deliver_after, allow_past, required, result)
-        self._reschedules.setdefault(name, []).append(asked)
+        asked = partial(asked_due_ms, deliver_at, deliver_after, allow_past=allow_past)
+        self._reschedules.setdefault(name, []).append(_Reschedule(message_id, asked, required, result))
         return result
 
     def put_document(
@@ -335,35 +338,34 @@ class Transaction:
             topics |= self._cancels.keys() | self._reschedules.keys()
             self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
 
-    def _store_all(self, also: Callable[[WriteBatch], None] | None = None) -> bool:
+    def _store_all(self, also: Unit | None = None) -> bool:
         engine = self._engine
         for _ in range(_ATTEMPTS):
             try:
                 with Held() as held:
                     writer = engine.writer()
-                    prepared = self._prepare(held)
-                    if prepared.units:
-                        prepared.units += [] if also is None else [also]
-                        writer.write(prepared)
+                    held.stored.append(self._keep_results)
+                    units = self._prepare(held)
+                    if units:
+                        units += [] if also is None else [also]
+                        writer.write(units)
                 break
             except KeyChanged:
                 continue
         else:
             reason = "its message was rescheduled or cancelled by its id, by this transaction or others"
             raise TransactionConflict("a deduplication key", reason)
-        for result in self._results:
-            result._stored = True
-        for state, (topic, count) in prepared.acknowledged.items():
-            engine.delivery.flusher.acknowledged_in_group(topic, state, count)
-        for name in prepared.overridden:
-            engine.policies.stored(name, 1)
         if self._documents:
             engine.storage.main.flush()
         return True
 
-    def _prepare(self, held: Held) -> _Prepared:
+    def _keep_results(self) -> None:
+        for result in self._results:
+            result._stored = True
+
+    def _prepare(self, held: Held) -> _Units:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
-        engine, prepared = self._engine, _Prepared()
+        engine, units = self._engine, _Units()
         now_ms = engine.clock.now_ms()
         topics: dict[TopicName, TopicState] = {}
         if self._sends:
@@ -382,21 +384,20 @@ class Transaction:
         if keys or cancelled:
             engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
         if self._acks:
-            self._acknowledge(prepared)
+            units += self._acknowledge(held)
         for name, cancels in self._cancels.items():
-            self._cancel(held, prepared, engine.topics.get(name), cancels)
+            units.append(self._cancel(held, engine.topics.get(name), cancels))
         for topic, key, asked in cancelled:
-            self._cancel_key(held, prepared, topic, key, asked)
+            units.append(self._cancel_key(held, topic, key, asked))
         for name, reschedules in self._reschedules.items():
-            for move in reschedules:
-                self._reschedule(held, prepared, engine.topics.get(name), move, now_ms)
-        for work, result in self._documents:
-            self._write_document(prepared, work, result)
+            topic = engine.topics.get(name)
+            units += [self._reschedule(held, topic, move, now_ms) for move in reschedules]
+        units += [_writing_document(work, result) for work, result in self._documents]
         if keys or len(self._sends) > _FEW:
-            self._send_batch(held, prepared, topics, keys, now_ms)
+            units.append(self._send_batch(held, topics, keys, now_ms))
         elif self._sends:
-            self._send(held, prepared, topics, now_ms)
-        return prepared
+            units.append(self._send(held, topics, now_ms))
+        return units
 
     def _fetch(self, keys: Sequence[tuple[TopicState, bytes]]) -> None:
         """Fetch the days that operations read: firing waits for who holds the gate, and never for the bucket."""
@@ -409,8 +410,7 @@ class Transaction:
         for name, asked in self._reschedules.items():
             pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
-    def _acknowledge(self, prepared: _Prepared) -> None:
-        flusher, acknowledged = self._engine.delivery.flusher, prepared.acknowledged
+    def _acknowledge(self, held: Held) -> Iterator[Unit]:
         by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}
         for ack in self._acks:
             message = ack.message
@@ -422,9 +422,9 @@ class Transaction:
                 raise UnknownSubscription(name, subscription)
             if not state.durable:
                 raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
-            prepared.units.append(_acknowledging(flusher, topic, state, acks, acknowledged))
+            yield _acknowledging(held, self._engine.delivery.flusher, topic, state, acks)
 
-    def _cancel(self, held: Held, prepared: _Prepared, topic: TopicState, cancels: Sequence[_Cancel]) -> None:
+    def _cancel(self, held: Held, topic: TopicState, cancels: Sequence[_Cancel]) -> Unit:
         ids = [each.message_id for each in cancels]
         work = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids)
 
@@ -435,9 +435,9 @@ class Transaction:
                     raise TransactionConflict(result.operation, f"it is {outcome.value}")
                 result._value = done
 
-        prepared.units.append(unit)
+        return unit
 
-    def _cancel_key(self, held: Held, prepared: _Prepared, topic: TopicState, key: bytes, asked: _CancelKey) -> None:
+    def _cancel_key(self, held: Held, topic: TopicState, key: bytes, asked: _CancelKey) -> Unit:
         work = self._engine.sending.keyed.cancelling(held, topic, key)
 
         def unit(group: WriteBatch) -> None:
@@ -447,13 +447,12 @@ class Transaction:
                 raise TransactionConflict(asked.result.operation, reason)
             asked.result._value = outcome is Outcome.CANCELLED
 
-        prepared.units.append(unit)
+        return unit
 
-    def _reschedule(self, held: Held, prepared: _Prepared, topic: TopicState, asked: _Reschedule, now_ms: int) -> None:
-        message_id, deliver_at, deliver_after, allow_past, required, result = asked
-        work = self._engine.pending.topic_withdrawals.rescheduling(
-            held, topic, [message_id], deliver_at, deliver_after, now_ms, allow_past=allow_past
-        )
+    def _reschedule(self, held: Held, topic: TopicState, move: _Reschedule, now_ms: int) -> Unit:
+        message_id, asked, required, result = move
+        withdrawals = self._engine.pending.topic_withdrawals
+        work = withdrawals.rescheduling(held, topic, [message_id], asked(now_ms), now_ms)
 
         def unit(group: WriteBatch) -> None:
             (new_id,) = work(group.main)
@@ -461,27 +460,16 @@ class Transaction:
                 raise TransactionConflict(result.operation, "it has fired, is cancelled, or is unknown")
             result._value = new_id
 
-        prepared.units.append(unit)
+        return unit
 
-    @staticmethod
-    def _write_document(prepared: _Prepared, work: Callable[[Any], Any], result: Result[Any]) -> None:
-
-        def unit(group: WriteBatch) -> None:
-            try:
-                result._value = work(group.main)
-            except DocumentChanged as error:
-                raise TransactionConflict(result.operation, str(error)) from error
-
-        prepared.units.append(unit)
-
-    def _send(self, held: Held, prepared: _Prepared, topics: Mapping[TopicName, TopicState], now_ms: int) -> None:
+    def _send(self, held: Held, topics: Mapping[TopicName, TopicState], now_ms: int) -> Unit:
         policies, sender = self._engine.policies, self._engine.sending.sender
         dues = []
         for each in self._sends:
             due_ms, overridden = policies.apply_one(each.topic, each.due_ms, now_ms)
             dues.append(due_ms)
             if overridden:
-                prepared.overridden.append(each.topic)
+                held.stored.append(partial(policies.stored, each.topic, 1))
         if policies.limits_pending:
             places = {name: at for at, name in enumerate(topics)}
             owners = np.array([places[each.topic] for each in self._sends])
@@ -495,16 +483,11 @@ class Transaction:
             for result, work in works:
                 result._value = MessageId(*work(group))
 
-        prepared.units.append(unit)
+        return unit
 
     def _send_batch(
-        self,
-        held: Held,
-        prepared: _Prepared,
-        topics: Mapping[TopicName, TopicState],
-        keys: Mapping[int, bytes],
-        now_ms: int,
-    ) -> None:
+        self, held: Held, topics: Mapping[TopicName, TopicState], keys: Mapping[int, bytes], now_ms: int
+    ) -> Unit:
         places = {name: at for at, name in enumerate(topics)}
         owners = np.array([places[each.topic] for each in self._sends], dtype=np.intp)
         dues = np.array([each.due_ms for each in self._sends], dtype=np.int64)
@@ -520,7 +503,7 @@ class Transaction:
             for result, message_id in zip(results, work(group).to_list(), strict=True):
                 result._value = message_id
 
-        prepared.units.append(unit)
+        return unit
 
     def __enter__(self) -> Self:
         self._check_begun()

@@ -26,6 +26,7 @@ from ..partitions.partition import Partition, PartitionLog
 from ..partitions.partition_set import Storage
 from ..partitions.timespan import partition_start
 from ..store.codec import format as fmt
+from ..store.codec.bits import bitmap
 from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import HELD, FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
@@ -305,7 +306,7 @@ class PendingEntries:
         rows, entries = found.rows, found.entries
         fired = self._fired(transaction.get, topic_id, found)
         known = cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id) if fired else _NONE
-        wanted = BitMap(entries) - fired if fired else BitMap(entries)
+        wanted = bitmap(entries) - fired if fired else bitmap(entries)
         fresh = cancellations.add(transaction, Table.CANCELLED, found.ledger_id, wanted)
         unused = set(fresh)
         for row, entry_id in zip(rows, entries, strict=True):
@@ -382,7 +383,6 @@ class PendingEntries:
             fields = fields_of_message(start_ms, dues[row], bodies[row], ids[row])
             heard_ms = HELD if row in cancelled else dues[row]
             first = partition.add_message(rows_there, log, heard_ms, fields, bodies[row])
-            entries = BitMap((first,))
         else:
             replaced = Replaced(
                 np.array([ids[row].ledger_id for row in rows], dtype=np.uint64),
@@ -392,12 +392,12 @@ class PendingEntries:
             heard = np.array([HELD if row in cancelled else dues[row] for row in rows], dtype=np.int64)
             messages = [bodies[row] for row in rows]
             first = partition.add(rows_there, log, column, messages, self._limits, replaced, heard)
-            entries = BitMap(range(first, first + len(rows)))
-        cancellations.add(transaction, Table.ADMITTED, log.ledger.ledger_id, entries)
+        entries = bitmap(range(first, first + len(rows)))
+        cancellations.add(transaction, Table.ADMITTED, log.ledger_id, entries)
         pending = len(rows)
         if cancelled:
             refused = BitMap([at for at, row in enumerate(rows, first) if row in cancelled])
-            cancellations.add(transaction, Table.CANCELLED, log.ledger.ledger_id, refused)
+            cancellations.add(transaction, Table.CANCELLED, log.ledger_id, refused)
             pending -= len(refused)
         if pending:
             transaction.after_commit(partial(self._firing.admitted, new.log.topic_id, pending))

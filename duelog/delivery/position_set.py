@@ -3,13 +3,14 @@
 Owns the set operations and nothing else. Entry ids are 32 bits wide (see ``store/codec/format.py``).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 
 import numpy as np
 from pyroaring import BitMap
 
+from duelog.store.codec.bits import bitmap
 from duelog.store.errors import BrokenInvariant, InvalidArgument
 from duelog.store.position import ENTRY_MASK, MessageIds, Place, Position, position_at
 
@@ -152,9 +153,9 @@ def group_ids(ids: MessageIds) -> dict[int, BitMap]:
     return found
 
 
-def _bitmap(entry_ids: Iterable[int]) -> BitMap:
+def _bitmap(entry_ids: Sequence[int]) -> BitMap:
     try:
-        return BitMap(entry_ids)
+        return bitmap(entry_ids)
     except OverflowError:
         bad = next(entry_id for entry_id in entry_ids if not 0 <= entry_id < 2**32)
         raise InvalidArgument("entry_id", bad, "an entry id is 0 to 2**32 - 2") from None

@@ -23,7 +23,7 @@ from duelog.store.env.transaction import Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
 from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
-from duelog.store.message import AnyId, Dedup, Message, asked_due_ms, id_of
+from duelog.store.message import AnyId, Dedup, Message, id_of
 from duelog.store.names import TopicName
 from duelog.store.position import MessageId, MessageIds, Position
 
@@ -292,34 +292,17 @@ class TopicWithdrawals:
         return self._withdrawals.cancelling(held, topic.log, ids, told, keyed=self._has_keys(topic))
 
     def reschedule(
-        self,
-        topic: TopicState,
-        message_ids: Sequence[AnyId],
-        deliver_at: int | datetime | None,
-        deliver_after: float | timedelta | None,
-        now_ms: int,
-        *,
-        allow_past: bool,
+        self, topic: TopicState, message_ids: Sequence[AnyId], asked_ms: int | None, now_ms: int
     ) -> list[MessageId | None]:
-        """Give messages another due time, under the delay policies. Returns the new ids."""
-        asked, ids = (deliver_at, deliver_after), _checked(message_ids)
+        """Give messages another due time, under the delay policies; None: now. Returns the new ids."""
         with Held() as held:
-            return self._main.write(self.rescheduling(held, topic, ids, *asked, now_ms, allow_past=allow_past))
+            return self._main.write(self.rescheduling(held, topic, _checked(message_ids), asked_ms, now_ms))
 
     def rescheduling(
-        self,
-        held: Held,
-        topic: TopicState,
-        ids: Sequence[MessageId],
-        deliver_at: int | datetime | None,
-        deliver_after: float | timedelta | None,
-        now_ms: int,
-        *,
-        allow_past: bool,
+        self, held: Held, topic: TopicState, ids: Sequence[MessageId], asked_ms: int | None, now_ms: int
     ) -> Work[list[MessageId | None]]:
         """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
-        asked = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
-        due_ms = now_ms if asked is None else asked
+        due_ms = now_ms if asked_ms is None else asked_ms
         due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
 
         def told(count: int) -> None:

@@ -116,7 +116,7 @@ def transaction_in_parts() -> None:
     """Each operation of a transaction is a group of its own."""
 
     def write_parts(self: WalWriter, work: Any) -> Any:
-        units = work.units if isinstance(work, transactions._Prepared) else [work]
+        units = work if isinstance(work, transactions._Units) else [work]
         return [write(self, unit) for unit in units][-1]
 
     write: Any = WalWriter.write

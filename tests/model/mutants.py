@@ -47,7 +47,7 @@ from duelog.topics.inline import InlineMessages
 from duelog.topics.producer_state import ProducerState
 from duelog.topics.topic_list import Topics
 from duelog.topics.topic_state import SubscriptionState, TopicState
-from duelog.transactions import _Prepared
+from duelog.transactions import _Units
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import Timetable
 
@@ -430,12 +430,12 @@ def counts_what_waits_as_backlog(patch: Patch) -> None:
 def stores_half_of_a_transaction(patch: Patch) -> None:
     """Where one operation cannot be, the others are stored."""
 
-    def go_on(self: _Prepared, group: WriteBatch) -> None:
-        for unit in self.units:
+    def go_on(self: _Units, group: WriteBatch) -> None:
+        for unit in self:
             with suppress(TransactionConflict):
                 unit(group)
 
-    patch.setattr(_Prepared, "__call__", go_on)
+    patch.setattr(_Units, "__call__", go_on)
 
 
 KINDS: dict[str, SubscriptionType] = {"ignores_keys": "key_shared", "serves_every_failover_consumer": "failover"}
