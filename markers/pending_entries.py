@@ -352,19 +352,19 @@ class PendingEntries:
         rows: Sequence[int],
         now_ms: int,
         cancelled: AbstractSet[int] = frozenset(),
-    ) -> dict[int, Placed]:
-        """Append messages to their place in a transaction; where each is. cancelled: rows that never fire."""
+    ) -> list[Placed]:
+        """Append the messages of some rows to their place in a transaction. cancelled: rows that never fire."""
         if not rows:
-            return {}
+            return []
         if place is not None:
             partition, log = place
             first = self._append(transaction, partition, log, new, rows, cancelled)
-            ledger_id, start_ms = log.ledger.ledger_id, partition.start_ms
-            return {row: Placed(start_ms, MessageId(ledger_id, at)) for at, row in enumerate(rows, first)}
+            ids = [MessageId(log.ledger_id, first + at) for at in range(len(rows))]
+            return [Placed(partition.start_ms, message_id) for message_id in ids]
         dues = np.array([new.dues[row] for row in rows], dtype=np.int64)
         segments = new.log.append_messages(transaction, dues, [new.bodies[row] for row in rows], now_ms)
-        ids = (MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count))
-        return {row: Placed(IN_MAIN, message_id) for row, message_id in zip(rows, ids, strict=True)}
+        ids = [MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count)]
+        return [Placed(IN_MAIN, message_id) for message_id in ids]
 
     def _append(
         self,

@@ -132,11 +132,12 @@ class Withdrawals:
             for found in logs:
                 self._entries.cancel(transaction, log.topic_id, found, outcomes)
             rows = [row for row in bodies if outcomes[row] is Outcome.CANCELLED]
-            placed = self._entries.append(transaction, place, new, rows, now_ms)
-            for row, key in keys.items():
-                if row in placed:
-                    _move(transaction, sent_key(log.topic_id, key), ids[row], placed[row])
-            return [placed[row].message_id if row in placed else None for row in range(len(ids))]
+            moved: list[MessageId | None] = [None] * len(ids)
+            for row, placed in zip(rows, self._entries.append(transaction, place, new, rows, now_ms), strict=True):
+                moved[row] = placed.message_id
+                if row in keys:
+                    _move(transaction, sent_key(log.topic_id, keys[row]), ids[row], placed)
+            return moved
 
         return work
 
@@ -161,7 +162,8 @@ class Withdrawals:
                         self._entries.cancel(transaction, batch.log.topic_id, each, outcomes)
                 placed: dict[int, Placed] = {}
                 for place, rows in places:
-                    placed |= self._entries.append(transaction, place, new, rows, now_ms, batch.passing)
+                    appended = self._entries.append(transaction, place, new, rows, now_ms, batch.passing)
+                    placed.update(zip(rows, appended, strict=True))
                 done.append((placed, sum(outcomes.count(Outcome.CANCELLED) for _, outcomes in found)))
             return done
 
