@@ -21,7 +21,6 @@ from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.suspensions import Suspensions
 from duelog.markers.pending_entries import PendingEntries
-from duelog.markers.withdrawal import Withdrawals
 from duelog.partitions.partition_set import Storage
 from duelog.store.clock import Clock, ManualClock, StoreClock
 from duelog.store.codec.run import RunLimits
@@ -53,9 +52,10 @@ from .sending.keyed_messages import KeyedMessages, TopicKeys
 from .sending.outbox import Outbox
 from .sending.put_writer import PutWriter
 from .sending.sender import Sender
-from .sending.topic_sender import StoreSender, TopicWithdrawals
+from .sending.topic_sender import StoreSender
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
+from .sending.withdrawal import Withdrawals
 from .stats import ClientPart, ClientStats, Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
@@ -109,12 +109,10 @@ class Pending:
 
     def __init__(self, engine: Engine) -> None:
         storage, delivery = engine.storage, engine.delivery
-        self.withdrawals = Withdrawals(storage.main, engine.clock, delivery.entries)
-        self.keys = TopicKeys(storage.main, storage.partitions, self.withdrawals)
-        used, listeners = self.keys.are_used, storage.listeners
-        self.topic_withdrawals = TopicWithdrawals(
-            storage.main, self.withdrawals, engine.policies, delivery.inline, used, listeners
+        self.withdrawals = Withdrawals(
+            storage.main, engine.clock, delivery.entries, engine.policies, delivery.inline, storage.listeners
         )
+        self.keys = TopicKeys(storage.main, storage.partitions, self.withdrawals)
 
 
 class Sending:
@@ -304,8 +302,8 @@ class Engine:
         """
         if topic.log.entries_of(given.ledger_id) is not None:
             return given
-        position = self.pending.topic_withdrawals.position_of(topic, given)
-        state = "fired" if position is not None else self.pending.topic_withdrawals.state(topic, given)
+        position = self.pending.withdrawals.position_of(topic, given)
+        state = "fired" if position is not None else self.pending.withdrawals.state(topic, given)
         if state in ("scheduled", "cancelled"):
             raise InvalidArgument(field, given, f"the message with this id is {state}: it was not delivered")
         return position or given

@@ -258,7 +258,7 @@ class Topic:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
         self._engine.check_writable()
         topic = self._engine.topics.get(self._name)
-        return self._engine.pending.topic_withdrawals.cancel(topic, message_ids)
+        return self._engine.pending.withdrawals.cancel(topic, message_ids)
 
     def reschedule(
         self,
@@ -290,19 +290,20 @@ class Topic:
         """Give messages another due time, in one transaction; as `reschedule`."""
         now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
         asked_ms = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
-        return self._engine.pending.topic_withdrawals.reschedule(topic, message_ids, asked_ms, now_ms)
+        return self._engine.pending.withdrawals.reschedule(topic, message_ids, asked_ms, now_ms)
 
     @settled
     def fire_now(self, message_id: AnyId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
-        return self._engine.pending.topic_withdrawals.fire_now(self._engine.writing_at(), self._existing(), message_id)
+        now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
+        return self._engine.pending.withdrawals.fire_now(topic, message_id, now_ms)
 
     def state(self, message_id: AnyId) -> str:
         """Return the state of a message: "scheduled", "cancelled", "fired" or "unknown". Raises UnknownTopic.
 
         One that waits inline (`inline_delay_ms`) is "scheduled" until it is due, but cannot be taken back any more.
         """
-        return self._engine.pending.topic_withdrawals.state(self._existing(), message_id)
+        return self._engine.pending.withdrawals.state(self._existing(), message_id)
 
     def position_of(self, message_id: AnyId) -> Position | None:
         """Where in the main log a message is read: a delayed one's marker, once it has fired; of any other its own id.
@@ -310,7 +311,7 @@ class Topic:
         None: it has not fired, was cancelled, or is unknown (`state` tells), or its place was trimmed. `receive` gives
         the same as `position`, and `seek` takes it. O(runs of a ledger). Raises UnknownTopic, InvalidArgument.
         """
-        return self._engine.pending.topic_withdrawals.position_of(self._existing(), message_id)
+        return self._engine.pending.withdrawals.position_of(self._existing(), message_id)
 
     def positions(self) -> LogPositions:
         """First, last and next position of the main log, the last as may be read now. Raises UnknownTopic."""

@@ -403,12 +403,12 @@ class Transaction:
         """Fetch the days that operations read: firing waits for who holds the gate, and never for the bucket."""
         topics, pending = self._engine.topics, self._engine.pending
         for name, cancels in self._cancels.items():
-            pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in cancels])
+            pending.withdrawals.fetch(topics.get(name), [each.message_id for each in cancels])
         for topic, key in keys:
             if (record := pending.keys.record(key)) is not None:
-                pending.topic_withdrawals.fetch(topic, [record.message_id])
+                pending.withdrawals.fetch(topic, [record.message_id])
         for name, asked in self._reschedules.items():
-            pending.topic_withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
+            pending.withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
     def _acknowledge(self, held: Held) -> Iterator[Unit]:
         by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}
@@ -426,7 +426,7 @@ class Transaction:
 
     def _cancel(self, held: Held, topic: TopicState, cancels: Sequence[_Cancel]) -> Unit:
         ids = [each.message_id for each in cancels]
-        work = self._engine.pending.topic_withdrawals.cancelling(held, topic, ids)
+        work = self._engine.pending.withdrawals.cancelling(held, topic, ids)
 
         def unit(group: WriteBatch) -> None:
             for (_, required, result), outcome in zip(cancels, work(group.main), strict=True):
@@ -451,7 +451,7 @@ class Transaction:
 
     def _reschedule(self, held: Held, topic: TopicState, move: _Reschedule, now_ms: int) -> Unit:
         message_id, asked, required, result = move
-        withdrawals = self._engine.pending.topic_withdrawals
+        withdrawals = self._engine.pending.withdrawals
         work = withdrawals.rescheduling(held, topic, [message_id], asked(now_ms), now_ms)
 
         def unit(group: WriteBatch) -> None:

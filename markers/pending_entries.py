@@ -1,6 +1,6 @@
 """Entries of partition logs that may still fire: found by id, cancelled, and appended in the place of others.
 
-The steps that cancelling, rescheduling and recurring messages are made of (withdrawal.py).
+The steps that cancelling, rescheduling and recurring messages are made of (duelog/sending/withdrawal.py).
 
 REQUIRES of the caller: the gate that firing is alone in, held for reading from the first step of a request to the end
 of its transaction; so nothing is on its way into the main log meanwhile, and the frontiers in that transaction say what

@@ -12,7 +12,7 @@ group that stores the message.
 Messages sent together, to one topic or several, are one group, and are decided on one after the other, as if each were
 sent alone: a key stands for a message of the store, or for one before it in the batch. All keys are looked up at once,
 and are the call's own until its commit ends. What is sent together with a message that takes the place of a pending one
-(markers/withdrawal.py) never waits inline.
+(withdrawal.py) never waits inline.
 
 A key has one record at most, in the main environment, so a send finds it by one look, whatever day its message is due.
 It takes no memory and nothing is read when a store is opened. The record is written with the message, and is moved with
@@ -36,13 +36,12 @@ import numpy as np
 
 from duelog.markers.lookup import read_entry
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.withdrawal import Replacing, Withdrawals
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet, Storage
 from duelog.store.codec import format as fmt
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.codec.format import PartitionState, Table
+from duelog.store.codec.format import PartitionState
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
@@ -62,6 +61,7 @@ from .delay_policies import DelayPolicies
 from .log_append import GroupAlso, Stored
 from .sender import Places, Sender
 from .wal_writer import Work as GroupWork
+from .withdrawal import Replacing, Withdrawals
 
 _LOCKS = 1_024
 """Two keys that share one wait for each other."""
@@ -140,17 +140,9 @@ class TopicKeys:
             partition = self._partitions.get(start_ms)
             if partition is None or partition.state is not PartitionState.OPEN:
                 continue
-            outcomes = self._withdrawals.states(topic.log, [records[key][1].message_id for key in keys], partition)
+            outcomes = self._withdrawals.states(topic, [records[key][1].message_id for key in keys], partition)
             found |= {key: partition for key, outcome in zip(keys, outcomes, strict=True) if outcome is None}
         return found
-
-    def are_used(self, topic: TopicState) -> bool:
-        """Return True if a message with a key was ever sent to the topic, as far as records show."""
-        if topic.has_keys is None:
-            prefix = fmt.prefix(Table.KEY, topic.topic_id)
-            with self._main.read() as raw:
-                topic.has_keys = topic.has_keys or any(True for _ in catalog.keys(raw, prefix))
-        return topic.has_keys
 
 
 class KeyChanged(Exception):
@@ -284,12 +276,7 @@ class KeyedMessages:
         partition = None if record is None else self._storage.partitions.get(record.start_ms)
         if record is None or partition is None or partition.state is not PartitionState.OPEN:
             return None
-        ids, keyed = [record.message_id], record.until_ms > 0
-
-        def told(count: int) -> None:
-            tell(self._storage.listeners, StoreListener.cancelled, topic.name, count)
-
-        cancel = self._withdrawals.cancelling(held, topic.log, ids, told, keyed=keyed, known=partition)
+        cancel = self._withdrawals.cancelling(held, topic, [record.message_id], partition, keyed=record.until_ms > 0)
 
         def work(transaction: Transaction) -> Outcome:
             (outcome,) = cancel(transaction)

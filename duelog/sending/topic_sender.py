@@ -14,20 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from duelog.markers.pending_entries import Outcome
-from duelog.markers.withdrawal import Withdrawals
 from duelog.store.codec.body import EncodedBatch, encode_batch, encode_one, encode_payloads, encode_send
 from duelog.store.duration import Duration
-from duelog.store.env.environment import Environment
-from duelog.store.env.transaction import Work
 from duelog.store.errors import DelayTooLong, InvalidMessage
-from duelog.store.held import Held
-from duelog.store.listener import StoreListener, tell
-from duelog.store.message import AnyId, Dedup, Message, id_of
+from duelog.store.message import Dedup, Message
 from duelog.store.names import TopicName
-from duelog.store.position import MessageId, MessageIds, Position
+from duelog.store.position import MessageId, MessageIds
 
-from ..topics.inline import InlineMessages
 from ..topics.producer_state import Producers
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
@@ -253,89 +246,3 @@ class StoreSender:
         if batch.dedups:
             return self.keyed.send_all(topics, column, batch, now_ms, also, policies=True)
         return self.sender.send_all(topics, column, batch, now_ms, also)
-
-
-_STATES = {
-    None: "scheduled",
-    Outcome.ALREADY_CANCELLED: "cancelled",
-    Outcome.FIRED: "fired",
-    Outcome.UNKNOWN: "unknown",
-}
-
-
-@dataclass(eq=False, repr=False)
-class TopicWithdrawals:
-    """Cancels and reschedules messages of topics that have not fired, as the methods of `Topic` document."""
-
-    _main: Environment
-    _withdrawals: Withdrawals
-    _policies: DelayPolicies
-    _inline: InlineMessages
-    _has_keys: Callable[[TopicState], bool]
-    _listeners: Sequence[StoreListener]
-
-    def fetch(self, topic: TopicState, message_ids: Sequence[AnyId], *, moved: bool = False) -> None:
-        """Fetch what is away and cancelling messages reads, or moving them. The firing gate is not held."""
-        self._withdrawals.fetch(topic.log, _checked(message_ids), bodies=moved or self._has_keys(topic))
-
-    def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
-        """Cancel messages and return the outcome of each."""
-        with Held() as held:
-            return self._main.write(self.cancelling(held, topic, _checked(message_ids)), makes_space=True)
-
-    def cancelling(self, held: Held, topic: TopicState, ids: Sequence[MessageId]) -> Work[list[Outcome]]:
-        """The unit of work of `cancel`, written before `held` ends; listeners hear of it then."""
-
-        def told(count: int) -> None:
-            tell(self._listeners, StoreListener.cancelled, topic.name, count)
-
-        return self._withdrawals.cancelling(held, topic.log, ids, told, keyed=self._has_keys(topic))
-
-    def reschedule(
-        self, topic: TopicState, message_ids: Sequence[AnyId], asked_ms: int | None, now_ms: int
-    ) -> list[MessageId | None]:
-        """Give messages another due time, under the delay policies; None: now. Returns the new ids."""
-        with Held() as held:
-            return self._main.write(self.rescheduling(held, topic, _checked(message_ids), asked_ms, now_ms))
-
-    def rescheduling(
-        self, held: Held, topic: TopicState, ids: Sequence[MessageId], asked_ms: int | None, now_ms: int
-    ) -> Work[list[MessageId | None]]:
-        """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
-        due_ms = now_ms if asked_ms is None else asked_ms
-        due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
-
-        def told(count: int) -> None:
-            tell(self._listeners, StoreListener.rescheduled, topic.name, count)
-            if overridden:
-                self._policies.stored(topic.name, count)
-
-        return self._withdrawals.rescheduling(held, topic.log, ids, due_ms, told)
-
-    def fire_now(self, now_ms: int, topic: TopicState, message_id: AnyId) -> MessageId | None:
-        """Make a message due now, whatever the delay policies. Returns its new id."""
-
-        def told(count: int) -> None:
-            tell(self._listeners, StoreListener.rescheduled, topic.name, count)
-
-        with Held() as held:
-            work = self._withdrawals.rescheduling(held, topic.log, _checked([message_id]), now_ms, told)
-            return self._main.write(work)[0]
-
-    def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
-        """Return the position of a message in the main log; None: it has none."""
-        (checked,) = _checked([message_id])
-        entries = topic.log.entries_of(checked.ledger_id)
-        if entries is not None:
-            return checked if 0 <= checked.entry_id < entries else None
-        return self._withdrawals.marker(topic.log, checked)
-
-    def state(self, topic: TopicState, message_id: AnyId) -> str:
-        """Return "scheduled", "cancelled", "fired" or "unknown"."""
-        (checked,) = _checked([message_id])
-        outcome = self._withdrawals.states(topic.log, [checked])[0]
-        return "scheduled" if self._inline.is_hidden(topic, checked) else _STATES[outcome]
-
-
-def _checked(message_ids: Sequence[AnyId]) -> list[MessageId]:
-    return [id_of(each) for each in message_ids]

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from duelog.markers.firing.suspensions import Part, Suspensions
-from duelog.markers.withdrawal import Replacing, Withdrawals
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one, occurrence_extra
@@ -35,6 +34,7 @@ from duelog.store.message import Occurrence
 from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId
 
+from ..sending.withdrawal import Replacing, Withdrawals
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .schedule import Due, Schedule, pack_schedule, schedule_rows, unpack_schedule
@@ -266,7 +266,7 @@ class Recurring:
         return done
 
     def _is_pending(self, topic: TopicState, message_id: MessageId) -> bool:
-        return self._withdrawals.states(topic.log, [message_id]) == [None]
+        return self._withdrawals.states(topic, [message_id]) == [None]
 
     def _note(self, topic_id: int, schedule: Schedule) -> None:
         key = (topic_id, schedule.name)

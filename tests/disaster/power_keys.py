@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Topic
 from duelog.errors import QuotaExceeded
 from duelog.markers.pending_entries import Outcome
-from duelog.markers.withdrawal import Withdrawals
+from duelog.sending.withdrawal import Withdrawals
 from duelog.store.config import SendDurability
 from duelog.store.policy.policy_records import Scope
 from tests.disaster.power_story import Facts

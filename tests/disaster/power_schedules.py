@@ -218,7 +218,7 @@ def takes_back_before_it_records() -> None:
     def apart(self: Any, topic: Any, schedule: Any, old: Any, *rest: Any, **options: Any) -> Any:
         if old is not None:
             with Held() as held:
-                self._main.write(self._withdrawals.cancelling(held, topic.log, [old], lambda count: None))
+                self._main.write(self._withdrawals.cancelling(held, topic, [old], keyed=False))
         return plain(self, topic, schedule, old, *rest, **options)
 
     setattr(Recurring, "_put", apart)  # noqa: B010

@@ -15,59 +15,102 @@ changes the record, cancels the message before where it is still to be replaced,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..partitions.partition import Partition
-from ..store.clock import Clock
-from ..store.codec.sent_ids import KeyRecord, dedup_key_of, sent_key
-from ..store.env.environment import Environment
-from ..store.env.transaction import Transaction, Work
-from ..store.held import Held
-from ..store.log.managed_ledger import ManagedLedger
-from ..store.position import MessageId, Position
-from .lookup import find_marker
-from .pending_entries import NOTHING, FoundEntries, Outcome, PendingEntries, Place, Placed, Successors
+from duelog.markers.lookup import find_marker
+from duelog.markers.pending_entries import (
+    NOTHING,
+    FoundEntries,
+    Outcome,
+    PendingEntries,
+    Place,
+    Placed,
+    Successors,
+)
+from duelog.partitions.partition import Partition
+from duelog.store.clock import Clock
+from duelog.store.codec import format as fmt
+from duelog.store.codec.format import Table
+from duelog.store.codec.sent_ids import KeyRecord, dedup_key_of, sent_key
+from duelog.store.env.environment import Environment
+from duelog.store.env.transaction import Transaction, Work
+from duelog.store.held import Held
+from duelog.store.listener import StoreListener, tell
+from duelog.store.log import catalog
+from duelog.store.log.managed_ledger import ManagedLedger
+from duelog.store.message import AnyId, id_of
+from duelog.store.position import MessageId, Position
+
+from ..topics.inline import InlineMessages
+from ..topics.topic_state import TopicState
+from .delay_policies import DelayPolicies
+
+_STATES = {
+    None: "scheduled",
+    Outcome.ALREADY_CANCELLED: "cancelled",
+    Outcome.FIRED: "fired",
+    Outcome.UNKNOWN: "unknown",
+}
 
 
 @dataclass(eq=False, repr=False)
 class Withdrawals:
-    """Takes messages back from the partition logs of a store. Thread-safe; requests are committed in groups."""
+    """Takes messages back from the partition logs of a store, as the methods of `Topic` document. Thread-safe."""
 
     _main: Environment
     _clock: Clock
     _entries: PendingEntries
+    _policies: DelayPolicies
+    _inline: InlineMessages
+    _listeners: Sequence[StoreListener]
 
-    def fetch(self, log: ManagedLedger, ids: Sequence[MessageId], *, bodies: bool) -> None:
-        """Have what the units of work read be on this machine; as each does, but before the caller holds anything."""
-        self._entries.fetch(log, ids, bodies=bodies)
+    def fetch(self, topic: TopicState, ids: Sequence[MessageId], *, moved: bool = False) -> None:
+        """Fetch what is away and cancelling messages reads, or moving them. The firing gate is not held."""
+        self._entries.fetch(topic.log, ids, bodies=moved or self._has_keys(topic))
+
+    def _has_keys(self, topic: TopicState) -> bool:
+        """Return True if a message with a key was ever sent to the topic, as far as records show."""
+        if topic.has_keys is None:
+            prefix = fmt.prefix(Table.KEY, topic.topic_id)
+            with self._main.read() as raw:
+                topic.has_keys = topic.has_keys or any(True for _ in catalog.keys(raw, prefix))
+        return topic.has_keys
+
+    def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
+        """Cancel messages and return the outcome of each."""
+        ids = [id_of(each) for each in message_ids]
+        with Held() as held:
+            return self._main.write(self.cancelling(held, topic, ids), makes_space=True)
 
     def cancelling(
         self,
         held: Held,
-        log: ManagedLedger,
+        topic: TopicState,
         ids: Sequence[MessageId],
-        told: Callable[[int], object],
-        *,
-        keyed: bool = False,
         known: Partition | None = None,
+        *,
+        keyed: bool | None = None,
     ) -> Work[list[Outcome]]:
-        """The unit of work that cancels messages of a topic; the outcome of each. Written before `held` ends.
+        """The unit of work of `cancel`, written before `held` ends; listeners hear of it then.
 
-        told: hears then how many were cancelled. keyed: some may have deduplication keys, which are free then. known:
-        the partition that all are in.
+        known: the partition that all are in. keyed: some may have deduplication keys, which are free then; None: if
+        any was sent to the topic.
 
         CANCELLED and ALREADY_CANCELLED: it is never delivered. FIRED: it is in the main log. UNKNOWN: the
         topic has no such message, or none any more.
         """
+        keyed, log = self._has_keys(topic) if keyed is None else keyed, topic.log
         self._entries.fetch(log, ids, known, bodies=keyed)
         self._entries.enter_gate(held)
         logs, outcomes = self._entries.located(held, log, ids, known, bodies=keyed)
         # a key whose message cannot be read holds no more once that is cancelled, recorded or not
         keys = _keys(_bodies(logs)) if keyed else {}
-        held.stored.append(lambda: told(outcomes.count(Outcome.CANCELLED)))
+
+        def told() -> None:
+            tell(self._listeners, StoreListener.cancelled, topic.name, outcomes.count(Outcome.CANCELLED))
 
         def work(transaction: Transaction) -> list[Outcome]:
             for found in logs:
@@ -77,42 +120,70 @@ class Withdrawals:
                     _free(transaction, sent_key(log.topic_id, key), ids[row])
             return outcomes
 
+        held.stored.append(told)
         return work
 
     def states(
-        self, log: ManagedLedger, ids: Sequence[MessageId], known: Partition | None = None
+        self, topic: TopicState, ids: Sequence[MessageId], known: Partition | None = None
     ) -> list[Outcome | None]:
         """Return the outcomes that `cancel` would give, None for a message that it would cancel. Changes nothing."""
-        self._entries.fetch(log, ids, known)
+        self._entries.fetch(topic.log, ids, known)
         with Held() as held:
             self._entries.enter_gate(held)
-            return self._entries.states(log.topic_id, *self._entries.located(held, log, ids, known))
+            return self._entries.states(topic.topic_id, *self._entries.located(held, topic.log, ids, known))
 
-    def marker(self, log: ManagedLedger, message_id: MessageId) -> Position | None:
-        """Where the marker of a message of a partition log is; None: it has not fired, was cancelled, or is gone."""
-        self._entries.fetch(log, [message_id], dues=True)
+    def state(self, topic: TopicState, message_id: AnyId) -> str:
+        """Return "scheduled", "cancelled", "fired" or "unknown"."""
+        checked = id_of(message_id)
+        outcome = self.states(topic, [checked])[0]
+        return "scheduled" if self._inline.is_hidden(topic, checked) else _STATES[outcome]
+
+    def position_of(self, topic: TopicState, message_id: AnyId) -> Position | None:
+        """Return the position of a message in the main log, of its marker if it has fired; None: it has none."""
+        log, checked = topic.log, id_of(message_id)
+        in_main = log.entries_of(checked.ledger_id)
+        if in_main is not None:
+            return checked if 0 <= checked.entry_id < in_main else None
+        self._entries.fetch(log, [checked], dues=True)
         with Held() as held:
             self._entries.enter_gate(held)
-            logs, _ = self._entries.located(held, log, [message_id], dues=True)
+            logs, _ = self._entries.located(held, log, [checked], dues=True)
             fired = self._entries.fired(log.topic_id, logs)
-        if fired is None:
+        if fired is None:  # or it was cancelled, or is gone
             return None
         due_ms, last = fired
-        return find_marker(self._main, log, message_id, due_ms - self._clock.lead_ms, last)
+        return find_marker(self._main, log, checked, due_ms - self._clock.lead_ms, last)
+
+    def reschedule(
+        self, topic: TopicState, message_ids: Sequence[AnyId], asked_ms: int | None, now_ms: int
+    ) -> list[MessageId | None]:
+        """Give messages another due time, under the delay policies; None: now. Returns the new ids."""
+        ids = [id_of(each) for each in message_ids]
+        with Held() as held:
+            return self._main.write(self.rescheduling(held, topic, ids, asked_ms, now_ms))
+
+    def fire_now(self, topic: TopicState, message_id: AnyId, now_ms: int) -> MessageId | None:
+        """Make a message due now, whatever the delay policies. Returns its new id."""
+        with Held() as held:
+            return self._main.write(self._moving(held, topic, [id_of(message_id)], now_ms))[0]
 
     def rescheduling(
-        self,
-        held: Held,
-        log: ManagedLedger,
-        ids: Sequence[MessageId],
-        due_ms: int,
-        told: Callable[[int], object],
+        self, held: Held, topic: TopicState, ids: Sequence[MessageId], asked_ms: int | None, now_ms: int
     ) -> Work[list[MessageId | None]]:
-        """The unit of work that gives messages of a topic a new due time (epoch ms). Written before `held` ends.
+        """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
+        due_ms = now_ms if asked_ms is None else asked_ms
+        due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
+        return self._moving(held, topic, ids, due_ms, overridden=overridden)
+
+    def _moving(
+        self, held: Held, topic: TopicState, ids: Sequence[MessageId], due_ms: int, *, overridden: bool = False
+    ) -> Work[list[MessageId | None]]:
+        """The unit of work that gives messages a new due time, written before `held` ends.
 
         Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
-        told: hears then how many were moved. Raises CorruptEntry (a body cannot be read).
+        Raises CorruptEntry (a body cannot be read).
         """
+        log = topic.log
         self._entries.fetch(log, ids, bodies=True)
         self._entries.enter_gate(held)
         logs, outcomes = self._entries.located(held, log, ids, bodies=True)
@@ -126,7 +197,12 @@ class Withdrawals:
             bodies = {row: body for row, body in bodies.items() if states[row] is None}
         keys, place = _keys(bodies), self._entries.place(held, log.topic_id, due_ms, now_ms) if bodies else None
         new = Successors(log, ids, [due_ms] * len(ids), bodies)
-        held.stored.append(lambda: told(outcomes.count(Outcome.CANCELLED)))
+
+        def told() -> None:
+            count = outcomes.count(Outcome.CANCELLED)
+            tell(self._listeners, StoreListener.rescheduled, topic.name, count)
+            if overridden:
+                self._policies.stored(topic.name, count)
 
         def work(transaction: Transaction) -> list[MessageId | None]:
             for found in logs:
@@ -139,6 +215,7 @@ class Withdrawals:
                     _move(transaction, sent_key(log.topic_id, keys[row]), ids[row], placed)
             return moved
 
+        held.stored.append(told)
         return work
 
     def replacing(self, held: Held, batches: Sequence[Replacing]) -> Work[list[tuple[dict[int, Placed], int]]]:
