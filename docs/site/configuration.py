@@ -160,7 +160,15 @@ def _default(field: Field[Any]) -> object:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-IN_TOML = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "Path": "path"}
+IN_TOML = {
+    "str": "string",
+    "int": "integer",
+    "Count": "integer",
+    "float": "number",
+    "Seconds": "number",
+    "bool": "boolean",
+    "Path": "path",
+}
 """Types as a file knows them; a setting that may be None may be left out, as any other."""
 
 
