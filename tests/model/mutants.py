@@ -20,7 +20,7 @@ from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
 from duelog.delivery.due_reader import DueReader
 from duelog.delivery.outstanding import Outstanding
 from duelog.delivery.position_set import group_by_ledger
-from duelog.markers import reader, withdrawal
+from duelog.markers import reader
 from duelog.markers.firing.firing import Firing
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.markers.pending_entries import PendingEntries
@@ -28,6 +28,7 @@ from duelog.markers.reader import MessageMaker
 from duelog.metrics import StoreMetrics
 from duelog.partitions import producer_numbers as producers
 from duelog.partitions.partition import Partition
+from duelog.sending import withdrawal
 from duelog.sending.delay_policies import DelayPolicies
 from duelog.sending.keyed_messages import TopicKeys
 from duelog.stats import Figures
