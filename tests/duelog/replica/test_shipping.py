@@ -265,8 +265,7 @@ def test_a_damaged_file_is_passed_over_for_the_manifest_before(
     newest = read_manifest(bucket, bucket.manifests()[-1])
     (main,) = [file.name for file in newest.files if "main" in file.name]
     bucket.put(main, present(bucket.get(main))[:-1] + b"?")
-    found = restored(bucket, tmp_path / "restored")
-    assert main in found.passed_over[0]
+    assert main in restored(bucket, tmp_path / "restored").passed_over[0]
     with DelayedStore.open(tmp_path / "restored", clock=clock) as again:
         assert waiting(again) == {b"1", b"2"}
     bucket.delete([file.name for seq in bucket.manifests() for file in read_manifest(bucket, seq).files])
@@ -486,8 +485,7 @@ def test_a_repaired_store_ships_to_its_prefix_no_more(
         store.topic("a").send(b"x", deliver_after=86_400)
     damage = Finding("error", "lost-record", "main", "is missing", "repair")
     monkeypatch.setattr("duelog.tools.repair.repair_store.check_store", lambda path, deep: [damage])
-    report = repair_store(path, tmp_path / "discarded.jsonl")
-    assert any("new prefix" in action for action in report.actions)
+    assert any("new prefix" in action for action in repair_store(path, tmp_path / "discarded.jsonl").actions)
     with pytest.raises(ForkFound, match="was repaired"):
         DelayedStore.open(path, CONFIG, clock=clock)
 

@@ -1,6 +1,7 @@
 """A standby follows, and takes over when the lease has passed; the leader before is fenced, its tail set aside."""
 
 import errno
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from duelog.replica.log_object import FENCE, LogObject, unpack
 from duelog.replica.replica_status import aside_of
 from duelog.replica.set_aside import read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
-from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 
 LEASE_MS = 10_000
@@ -587,3 +588,30 @@ def test_a_directory_that_another_leads_by_the_same_epoch_is_a_fork(bench: Bench
         store.topic("a").send(b"")
         with pytest.raises(ForkFound):
             Standby(bench.path / "copy", bench.bucket, lease_ms=LEASE_MS, elapsed=bench.elapsed).begin()
+
+
+def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(bench: Bench) -> None:
+    """A standby numbers what it applies its own way: a file with the same last place may lack the group behind it."""
+    numbers = itertools.count()
+
+    def ship_more(count: int) -> None:
+        for _ in range(count):
+            bench.ship(b"%d" % next(numbers))
+            bench.leader._engine.writer().apply_all()
+
+    ship_more(1)
+    manifested(bench.leader)
+    follower = bench.follow("two")
+    ship_more(2)
+    bench.ship(b"%d" % next(numbers))
+    assert not follower.step()
+    ship_more(1)
+    manifested(bench.leader)
+    bench.ship(b"%d" % next(numbers))
+    assert not follower.step()
+    bench.take_over(follower)
+    with bench.open("two") as second:
+        manifested(second)
+    restored(bench.bucket, bench.path / "restored")
+    with DelayedStore.open(bench.path / "restored", clock=bench.clock) as store:
+        assert waiting(store) == {b"%d" % number for number in range(next(numbers))}

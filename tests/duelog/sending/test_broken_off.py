@@ -20,7 +20,7 @@ from duelog.store.listener import StoreListener
 from duelog.store.wal.segment import Segment
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import WriteBatch
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, Plant
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, held, in_wal, send
 from tests.store.commits import PATIENCE_S, until
 
@@ -33,28 +33,13 @@ def store(open_store: OpenStore) -> DelayedStore:
     return store
 
 
-def once(patch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool) -> None:
-    """Interrupt the first call of a method, before it does anything or as it returns."""
-    real, calls = getattr(owner, name), list[int]()
-
-    def interrupted(*arguments: Any, **named: Any) -> Any:
-        calls.append(1)
-        if before and len(calls) == 1:
-            raise KeyboardInterrupt
-        value = real(*arguments, **named)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return value
-
-    patch.setattr(owner, name, interrupted)
-
-
 def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
     """Return the messages of the store after it is closed and opened again."""
     store.close()
     return sorted(held(open_store(config=CONFIG)).values())
 
 
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize(
     ("owner", "name", "before"),
     [
@@ -65,13 +50,14 @@ def reopened(store: DelayedStore, open_store: OpenStore) -> list[bytes]:
     ],
 )
 def test_an_interrupt_behind_the_first_byte_of_a_group_gives_its_ids_to_no_other(
-    store: DelayedStore, open_store: OpenStore, owner: Any, name: str, before: bool
+    store: DelayedStore, open_store: OpenStore, plant: Plant, owner: Any, name: str, before: bool, twice: bool
 ) -> None:
-    """The store stops for every thread, and opened again it has the group, once."""
-    with pytest.MonkeyPatch.context() as patch:
-        once(patch, owner, name, before=before)
-        with pytest.raises(KeyboardInterrupt):
-            send(store, 1)
+    """The store stops for every thread, also if it is interrupted as it stops, and opened again has the group, once."""
+    plant(owner, name, KeyboardInterrupt(), after=not before)
+    if twice:
+        plant(WalWriter, "_broke_off", KeyboardInterrupt(), after=False)
+    with pytest.raises(KeyboardInterrupt):
+        send(store, 1)
     for number in (2, 3):
         with pytest.raises(StoreFailed, match="in doubt"):
             send(store, number)
@@ -79,12 +65,12 @@ def test_an_interrupt_behind_the_first_byte_of_a_group_gives_its_ids_to_no_other
 
 
 def test_requests_of_a_group_that_broke_off_are_not_appended_again(
-    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, open_store: OpenStore, plant: Plant
 ) -> None:
     """Those whose caller waits are told that theirs is in doubt; each is there once."""
     sends: list[Callable[[], MessageId]] = [functools.partial(send, store, number) for number in range(1, 6)]
     futures: list[Future[MessageId]] = Together(store, sends).run(
-        lambda: send(store, 0), lambda: once(monkeypatch, WriteAheadLog, "append", before=False)
+        lambda: send(store, 0), lambda: plant(WriteAheadLog, "append", KeyboardInterrupt())
     )
     outcomes = [type(future.exception()) for future in futures]
     assert sorted(outcome.__name__ for outcome in outcomes) == ["KeyboardInterrupt"] + ["StoreFailed"] * 4
@@ -144,14 +130,13 @@ def test_a_reschedule_that_broke_off_gives_its_ids_to_no_send_that_waits(
 
 @pytest.mark.parametrize("before", [True, False])
 def test_an_interrupt_as_a_group_ends_keeps_no_later_send_waiting(
-    store: DelayedStore, monkeypatch: pytest.MonkeyPatch, before: bool
+    store: DelayedStore, plant: Plant, before: bool
 ) -> None:
     """The log stayed claimed: sends to it, and closing, waited for ever."""
     outcome: Future[MessageId] = Future()
-    with monkeypatch.context() as patch:
-        once(patch, WriteBatch, "close", before=before)
-        with pytest.raises(KeyboardInterrupt):
-            send(store, 1)
+    plant(WriteBatch, "close", KeyboardInterrupt(), after=not before)
+    with pytest.raises(KeyboardInterrupt):
+        send(store, 1)
     threading.Thread(target=lambda: outcome.set_result(send(store, 2)), daemon=True).start()
     id_ = outcome.result(PATIENCE_S)
     assert held(store)[id_] == b"2"
@@ -159,41 +144,25 @@ def test_an_interrupt_as_a_group_ends_keeps_no_later_send_waiting(
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_close_that_is_interrupted_while_it_applies_the_log_loses_nothing(
-    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, before: bool
+    store: DelayedStore, open_store: OpenStore, plant: Plant, before: bool
 ) -> None:
     """Tried again, it took what it had not applied for applied, and removed the log."""
-    once(monkeypatch, Checkpoint, "_apply", before=before)
+    plant(Checkpoint, "_apply", KeyboardInterrupt(), after=not before)
     with pytest.raises(KeyboardInterrupt):
         store.close()
     assert reopened(store, open_store) == [b"first"] * 3
 
 
 def test_an_interrupt_as_a_segment_follows_the_one_of_a_clean_close_keeps_no_store_from_opening(
-    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: DelayedStore, open_store: OpenStore, plant: Plant
 ) -> None:
     """The next close removed the segment with which reading begins."""
     store.close()
     again = open_store(config=CONFIG)
-    with monkeypatch.context() as patch:
-        once(patch, Segment, "close", before=True)
-        with pytest.raises(KeyboardInterrupt):
-            send(again, 1)
-    assert reopened(again, open_store) == [b"first"] * 3
-
-
-def test_a_second_interrupt_before_the_store_has_stopped_changes_nothing(
-    store: DelayedStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next leader finds that a group broke off."""
-    once(monkeypatch, WriteAheadLog, "append", before=False)
-    once(monkeypatch, WalWriter, "_broke_off", before=True)
+    plant(Segment, "close", KeyboardInterrupt(), after=False)
     with pytest.raises(KeyboardInterrupt):
-        send(store, 1)
-    monkeypatch.undo()
-    for number in (2, 3):
-        with pytest.raises(StoreFailed, match="in doubt"):
-            send(store, number)
-    assert reopened(store, open_store) == [b"1", b"first", b"first", b"first"]
+        send(again, 1)
+    assert reopened(again, open_store) == [b"first"] * 3
 
 
 def test_an_interrupt_as_a_segment_ends_lets_no_group_follow_its_end(

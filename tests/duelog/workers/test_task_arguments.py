@@ -13,6 +13,7 @@ import pytest
 
 from duelog import DelayedStore, FollowUp, Message, ReceivedMessage, TaskFunction, Worker
 from duelog.errors import ClosedError, InvalidArgument
+from tests.store.commits import until
 
 WAIT_S = 30
 
@@ -118,10 +119,7 @@ def test_a_payload_that_has_other_arguments_becomes_a_dead_letter_that_says_so(s
     store.topic("t").subscribe("worker", type="shared").close()
     store.topic("t").send(b'{"user": "x"}')
     with worker:
-        for _ in range(WAIT_S * 200):
-            if store.topic("t").subscription("worker").stats().dead_lettered:
-                break
-            threading.Event().wait(0.005)
+        until(lambda: store.topic("t").subscription("worker").stats().dead_lettered)
     (letter,) = store.dead_letters()
     assert "Expected `int`, got `str`" in letter.reason
 
