@@ -133,8 +133,7 @@ def test_damage_that_was_exported_is_found(healthy: tuple[Path, int], tmp_path: 
     victim = Victim(tmp_path / "store", SEED)
     expected = [want for plant in VISIBLE for want in plant(victim)]
     export_store(victim.path, tmp_path / "export")
-    found = audit_export(tmp_path / "export", as_of_ms=healthy[1]).findings
-    assert unmatched(found, expected) == ([], [])
+    assert unmatched(audit_export(tmp_path / "export", as_of_ms=healthy[1]).findings, expected) == ([], [])
 
 
 def test_an_export_has_the_dead_letter_table_of_its_store(tmp_path: Path) -> None:

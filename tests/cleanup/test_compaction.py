@@ -53,8 +53,7 @@ def copied(store: DelayedStore, tmp_path: Path, plan: CompactionPlan) -> Path:
 
 def stored(raw: Reads, key: bytes) -> bytes:
     """A value as it is."""
-    value = present(raw.get(key))
-    return bytes(value)
+    return bytes(present(raw.get(key)))
 
 
 def bodies(path: Path, ledger_id: int) -> list[bytes | None]:

@@ -189,5 +189,4 @@ def test_what_kills_a_process_is_read_in_a_child_of_check(places: Path, facts: F
     with file.open("r+b") as damaged:
         damaged.seek(2 * PAGE)
         damaged.write(b"\xff" * (file.stat().st_size - 2 * PAGE))
-    findings = store_check.check_store(store, deep=True)
-    assert "page" in {found.code for found in findings}
+    assert "page" in {found.code for found in store_check.check_store(store, deep=True)}

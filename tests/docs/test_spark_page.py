@@ -27,8 +27,7 @@ def test_every_column_of_messages_is_described_with_its_type() -> None:
     rows = re.findall(r"^\| (`.*?) \| (\S+) \|", section("messages"), re.MULTILINE)
     columns = [(name, kind) for names, kind in rows for name in re.findall(r"`(\w+)`", names)]
     kinds = {"string": "string", "int64": "bigint", "bool": "boolean", "binary": "binary"}
-    expected = [(field.name, kinds.get(str(field.type), "map<string,string>")) for field in MESSAGES]
-    assert columns == expected
+    assert columns == [(field.name, kinds.get(str(field.type), "map<string,string>")) for field in MESSAGES]
 
 
 def test_every_column_of_the_other_tables_is_named() -> None:

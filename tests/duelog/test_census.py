@@ -178,8 +178,7 @@ def test_a_row_follows_what_is_not_written_within_a_minute(tmp_path: Path) -> No
     with DelayedStore.open(tmp_path / "store", StoreConfig(inline_delay_ms=30 * MINUTE_MS), clock=clock) as store:
         store.topic("t").subscribe("s").close()
         store.topic("t").send(b"", deliver_after=600)
-        rows = store.topic_rows().rows
-        assert [(row.consumers, row.pending) for row in rows] == [(0, 1)]
+        assert [(row.consumers, row.pending) for row in store.topic_rows().rows] == [(0, 1)]
         with store.topic("t").subscribe("s"):
             clock.advance(MINUTE_MS)
             assert [row.consumers for row in store.topic_rows().rows] == [1]

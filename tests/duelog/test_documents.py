@@ -31,8 +31,7 @@ def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(
     assert documents.delete("b")
     assert not documents.delete("b")
     store.close()
-    found = present(open_store().documents.get("a"))
-    assert found.value == b"two"
+    assert present(open_store().documents.get("a")).value == b"two"
 
 
 def test_only_who_knows_the_version_that_is_there_changes_it(open_store: OpenStore) -> None:
@@ -76,8 +75,7 @@ def test_keys_and_values_at_their_bounds_are_taken_and_beyond_refused(open_store
     documents = open_store().documents
     longest = "é" * (MAX_KEY_BYTES // 2)
     documents.put(longest, bytes(MAX_VALUE_BYTES))
-    found = present(documents.get(longest))
-    assert len(found.value) == MAX_VALUE_BYTES
+    assert len(present(documents.get(longest)).value) == MAX_VALUE_BYTES
     keys: tuple[Any, ...] = ("", longest + "x", 5, None, b"a", "\ud800")
     for key in keys:
         for call in (documents.get, documents.delete, lambda key: documents.put(key, b"")):

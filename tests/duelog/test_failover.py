@@ -76,9 +76,8 @@ def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -
     consumers = Consumers(topic)
     a = consumers.add("a", choose=choose)
     consumers.news()
-    with pytest.raises(InvalidArgument) as refused:
+    with pytest.raises(InvalidArgument, match=r"^choose="):
         consumers.add("bad", choose=choose)
-    assert refused.value.field == "choose"
     assert (consumers.news(), a.active, a.stats().consumers) == ([], True, 1)
 
 
@@ -136,9 +135,8 @@ def test_a_waker_that_raises_makes_no_stored_message_an_error(topic: Topic) -> N
 def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
     """Also a Failover for another type."""
     for field, value in (("priority", -1), ("priority", 1.0), ("name", 1), ("choose", 1), ("on_change", "x")):
-        with pytest.raises(InvalidArgument) as refused:
+        with pytest.raises(InvalidArgument, match=f"^{field}="):
             Failover(**{field: value})  # type: ignore[arg-type]
-        assert refused.value.field == field
     for type_ in ("exclusive", "shared", "key_shared"):
         with pytest.raises(InvalidArgument):
             topic.subscribe("s", type=type_, failover=Failover())

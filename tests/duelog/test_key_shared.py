@@ -55,9 +55,8 @@ def test_ranges_that_overlap_are_refused(topic: Topic) -> None:
     """Those of one consumer, and those of two; no consumer is let in, and what leaves is free."""
     first = join(topic, ranges=[(10, 20)])
     for taken in ([(20, 30)], [(0, 10)], [(12, 13)], [(0, 65_535)], [(0, 5), (20, 20)]):
-        with pytest.raises(InvalidArgument) as refused:
+        with pytest.raises(InvalidArgument, match=r"^ranges="):
             join(topic, ranges=taken)
-        assert refused.value.field == "ranges"
     assert first.stats().consumers == 1
     join(topic, ranges=[(0, 9), (21, 30)])
     first.close()
@@ -69,17 +68,15 @@ def test_ranges_that_overlap_are_refused(topic: Topic) -> None:
 )
 def test_ranges_that_cannot_be_are_refused(ranges: Any) -> None:
     """With the field."""
-    with pytest.raises(InvalidArgument) as refused:
+    with pytest.raises(InvalidArgument, match=r"^ranges="):
         KeyShared(ranges=ranges)
-    assert refused.value.field == "ranges"
 
 
 def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
     """Also a KeyShared for another type."""
     for field in ("order_by", "out_of_order"):
-        with pytest.raises(InvalidArgument) as refused:
+        with pytest.raises(InvalidArgument, match=f"^{field}="):
             KeyShared(**{field: 1})  # type: ignore[arg-type]
-        assert refused.value.field == field
     with pytest.raises(InvalidArgument):
         topic.subscribe("s", type="shared", key_shared=KeyShared())
 

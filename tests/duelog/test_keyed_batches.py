@@ -323,9 +323,8 @@ def test_a_key_that_cannot_be_taken_is_refused_by_name(store: DelayedStore) -> N
         topic = store.topic("t")
         ways: list[Callable[..., object]] = [topic.send, topic.send_async, partial(topic.put, done=print)]
         for way in ways:
-            with pytest.raises(InvalidArgument) as refused:
+            with pytest.raises(InvalidArgument, match=f"^{field}="):
                 way(b"x", **arguments)
-            assert refused.value.field == field
     assert not store.topic("t").exists()
 
 

@@ -58,8 +58,7 @@ def test_finding_a_message_by_its_key_is_no_scan(
 
     monkeypatch.setattr(store._engine.storage.partitions, "acquire", noted)
     monkeypatch.setattr("duelog.markers.lookup.scan_dues", None)
-    found = present(topic.find("k"))
-    assert found.payload == b"this"
+    assert present(topic.find("k")).payload == b"this"
     assert topic.cancel_key("k")
     assert len(set(opened)) == 1
 

@@ -395,8 +395,7 @@ def test_a_damaged_store_file_is_refused_by_name(path: Path) -> None:
     fill(path)
     for content in DAMAGED:
         (path / "STORE").write_bytes(content)
-        error = refused(path, DamagedStore)
-        assert error.path == path / "STORE"
+        assert refused(path, DamagedStore).path == path / "STORE"
 
 
 def test_the_main_environment_of_another_store_is_refused(tmp_path: Path, path: Path) -> None:

@@ -103,8 +103,7 @@ def test_a_last_run_of_many_entries_is_no_reason_to_refuse_a_store(
     sent = dict.fromkeys((send(store, number) for number in range(count)), True)
     applied(store)
     sent[send(store, count)] = True
-    again = open_store(crashed(store, tmp_path / "copy"), config)
-    assert held(again).keys() == sent.keys()
+    assert held(open_store(crashed(store, tmp_path / "copy"), config)).keys() == sent.keys()
 
 
 def test_the_numbers_of_a_producer_are_there_after_a_crash_if_its_messages_are(

@@ -36,8 +36,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 def test_every_folder_at_the_top_is_a_floor_or_not_installed() -> None:
     """A new folder at the top that is a package is a floor of the design, with a place in its order."""
-    found = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert found - {"tests", "benchmarks"} == set(FLOORS)
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"} == set(FLOORS)
 
 
 def test_every_command_has_a_module_behind_it() -> None:

@@ -114,8 +114,7 @@ def test_a_room_imports_the_rooms_that_it_may_and_no_others() -> None:
 
 def test_no_two_modules_have_one_name() -> None:
     """A name says which module is meant, wherever it is read."""
-    names = Counter(module.stem for module in MODULES)
-    assert {name for name, count in names.items() if count > 1} == TWICE
+    assert {name for name, count in Counter(module.stem for module in MODULES).items() if count > 1} == TWICE
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

@@ -89,8 +89,7 @@ class Log:
 
     def restored(self, environment: Environment) -> Restored:
         """Restore from the snapshots there are, one of which can be used."""
-        found = present(self.restore(environment))
-        return found
+        return present(self.restore(environment))
 
 
 def drained(restored: Restored) -> list[tuple[int, int]]:

@@ -180,8 +180,7 @@ class History(RuleBasedStateMachine):
     @invariant()
     def at_most_one_is_unfinished(self) -> None:
         """The remains of snapshots that crashes leave do not gather."""
-        found = list(inspect_snapshots(self._environment()))
-        assert sum(info.state.value == "torn" for info in found) <= 1
+        assert sum(info.state.value == "torn" for info in list(inspect_snapshots(self._environment()))) <= 1
 
     def teardown(self) -> None:
         """Every store ends with a check, which finds nothing but the snapshots that were damaged."""

@@ -34,8 +34,7 @@ def putting(key: bytes, fields: bytes) -> Callable[[Transaction], None]:
 
 def raw_value(raw: Reads, key: bytes) -> bytes:
     """The stored value of a key, checksum and all."""
-    value = present(raw.get(key))
-    return bytes(value)
+    return bytes(present(raw.get(key)))
 
 
 def outcomes_of(

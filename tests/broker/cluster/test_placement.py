@@ -104,9 +104,8 @@ def test_without_a_default_nobody_serves_what_is_not_named() -> None:
 )
 def test_what_is_wrong_in_a_table_is_named(text: str, named: str) -> None:
     """Each mistake has an error of its own, with the field."""
-    with pytest.raises(InvalidArgument) as error:
+    with pytest.raises(InvalidArgument, match=f"^{named}="):
         parse_placement(text, Path("p.toml"))
-    assert error.value.field == named
 
 
 def test_a_table_is_taken_anew_when_its_file_changes_and_a_broken_one_is_not(

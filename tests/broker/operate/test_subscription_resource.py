@@ -238,8 +238,7 @@ async def test_consumers_are_closed_when_their_subscription_moves(rest: Rest) ->
     assert await client.hear() == commands.CloseConsumer(1, 2**64 - 1)
     assert await client.ask(commands.Subscribe("t", "s", kind, 2, 3)) == commands.Success(3)
     client.say(commands.Flow(2, 10))
-    again = await client.hear_a(commands.Message)
-    assert again.message_id == got.message_id
+    assert (await client.hear_a(commands.Message)).message_id == got.message_id
     assert (await rest.ask("DELETE", f"{SUBSCRIPTION}?force=true")).status == 204
     assert isinstance(await client.hear(), commands.CloseConsumer)
     assert topic.subscriptions() == []
@@ -261,8 +260,7 @@ async def test_a_message_is_looked_at_with_its_metadata_in_headers(rest: Rest) -
     assert (found.headers["X-Pulsar-producer-name"], found.headers["X-Pulsar-sequence-id"]) == ("me", "7")
     assert found.headers["X-Pulsar-Is-Encrypted"] == "false"
     ledger, number = found.headers["X-Pulsar-Message-ID"].split(":")
-    again = await rest.ask("GET", f"{TOPICS}/t/ledger/{ledger}/entry/{number}")
-    assert again.value == found.value
+    assert (await rest.ask("GET", f"{TOPICS}/t/ledger/{ledger}/entry/{number}")).value == found.value
     found = await rest.ask("GET", f"{SUBSCRIPTION}/position/2")
     assert (found.value, found.headers["X-Pulsar-PROPERTY-shop"]) == (b"plain", "7")
     assert "X-Pulsar-num-batch-message" not in found.headers

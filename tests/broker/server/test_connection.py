@@ -196,8 +196,7 @@ async def test_a_client_that_does_not_read_gets_no_more_messages_and_is_not_read
         again: list[bool] = []
         connection.on_writable(lambda: again.append(connection.writable))
         for number in range(sent):
-            found = await client.hear_blob()
-            assert found == (commands.Message(1, commands.MessageIdData(1, number)), blob)
+            assert (await client.hear_blob()) == (commands.Message(1, commands.MessageIdData(1, number)), blob)
         await until(lambda: again)
         assert again == [True]
         assert await client.ask(commands.Ping()) == commands.Pong()
@@ -276,8 +275,7 @@ async def test_answers_arrive_though_the_client_goes_on_sending_to_a_connection_
 
     async with served_client({commands.Send: handler}) as (_, client):
         client.say(*(commands.Send(1, number) for number in range(10)), blob=blob)
-        found = present(await client.hear_blob())
-        assert len(found[1]) == 4 << 20
+        assert len(present(await client.hear_blob())[1]) == 4 << 20
         assert await client.hear() is None
 
 

@@ -79,8 +79,7 @@ def client(store: DelayedStore) -> Iterator[Connection]:
 
 def connect(path: Path) -> Connection:
     """A client of a store that listens."""
-    found = present(Connection.to(path))
-    return found
+    return present(Connection.to(path))
 
 
 def raw(path: Path) -> socket.socket:
@@ -123,8 +122,7 @@ def gone(store: DelayedStore, left: int = 0) -> None:
 
 def control_of(store: DelayedStore) -> wire_server.WireServer:
     """The socket's server."""
-    found = present(store._engine.control)
-    return found
+    return present(store._engine.control)
 
 
 def test_the_socket_is_the_owners_alone_and_goes_with_the_store(store: DelayedStore) -> None:

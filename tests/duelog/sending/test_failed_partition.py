@@ -60,8 +60,7 @@ def test_a_partition_that_has_failed_refuses_sends_and_others_do_not(
     topic.send(b"now")
     assert [partition.leases for partition in store._engine.storage.partitions] == [0, 0]
     store.close()
-    again = open_store(config=CONFIG)
-    assert payloads(again, clock) == [b"bad", b"good", b"last", b"now", b"other"]
+    assert payloads(open_store(config=CONFIG), clock) == [b"bad", b"good", b"last", b"now", b"other"]
 
 
 def test_sends_stop_when_the_log_is_full_of_what_a_failed_partition_has_not_applied(
@@ -81,8 +80,7 @@ def test_sends_stop_when_the_log_is_full_of_what_a_failed_partition_has_not_appl
         send_on()
     assert 50 < len(sent) < 1_000
     store.close()
-    again = open_store(config=CONFIG)
-    assert payloads(again, clock) == sorted([b"bad", b"good", b"last", *sent])
+    assert payloads(open_store(config=CONFIG), clock) == sorted([b"bad", b"good", b"last", *sent])
 
 
 def test_a_partition_whose_file_was_removed_is_noticed_when_it_is_applied(

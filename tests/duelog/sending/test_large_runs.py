@@ -215,8 +215,7 @@ def test_bodies_that_cannot_be_flushed_stop_the_store_and_nothing_names_them(
         large(store)
     with pytest.raises(StoreFailed):
         store.topic("t").send(b"refused")
-    again = open_store(crashed(store, tmp_path / "copy"), CONFIG)
-    assert received(again, clock) == sent
+    assert received(open_store(crashed(store, tmp_path / "copy"), CONFIG), clock) == sent
     store.close()
 
 

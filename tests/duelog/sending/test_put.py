@@ -42,8 +42,7 @@ def test_puts_of_any_topics_are_one_group_of_which_each_done_hears_once_in_order
     assert [token for token, _ in other.results] == list(range(0, 30, 3))
     for number, message_id in one.results + other.results:
         assert isinstance(message_id, MessageId)
-        found = present(topics[number % 3].get(message_id))
-        assert found.payload == b"%d" % number
+        assert present(topics[number % 3].get(message_id)).payload == b"%d" % number
 
 
 def test_everything_that_send_takes_put_takes(store: DelayedStore, topic: Topic) -> None:
@@ -260,8 +259,7 @@ def test_a_range_is_one_message_and_a_duplicate_where_all_of_it_is_stored(store:
     heard = Heard()
     ranges = [(0, 9), (3, 5), (8, 12), (0, 12), (13, 13), (11, 14)]
     together(store, lambda: [topic.put(b"x", numbers=("p", *each), done=heard) for each in ranges])
-    stored = [outcome is not DUPLICATE for outcome in heard.outcomes(6)]
-    assert stored == [True, False, True, False, True, True]
+    assert [outcome is not DUPLICATE for outcome in heard.outcomes(6)] == [True, False, True, False, True, True]
     assert topic.producer_number("p") == 14
     assert topic.producer("p").send(Message(b"x"), sequence_id=14) is None
 

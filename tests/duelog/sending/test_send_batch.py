@@ -61,8 +61,7 @@ def test_each_topic_gets_its_messages_and_each_message_its_id(store: DelayedStor
     ids = store.send_batch(pairs)
     assert len(set(ids)) == 300
     for (topic, message), message_id in zip(pairs, ids, strict=True):
-        found = present(store.topic(topic).get(message_id))
-        assert found.payload == message.payload
+        assert present(store.topic(topic).get(message_id)).payload == message.payload
     expected = of([*pairs, ("t1", Message(b"before"))])
     end_of_time(store, clock)
     assert stored(store) == expected

@@ -45,8 +45,7 @@ def store(open_store: OpenStore) -> DelayedStore:
 
 def writer(store: DelayedStore) -> WalWriter:
     """Return the writer of a store that is open for writing."""
-    found = store._engine.writer()
-    return found
+    return store._engine.writer()
 
 
 def test_messages_sent_together_are_one_group(store: DelayedStore) -> None:

@@ -100,8 +100,7 @@ def test_an_index_that_was_broken_off_halfway_is_read_anew(
     with patch.object(tracking, "runs", broken_off), pytest.raises(KeyboardInterrupt):
         subscription.receive(10)
     assert subscription.receive(10) == []
-    found = present(tracker_of(store))
-    assert len(found._waiting) == 3
+    assert len(present(tracker_of(store))._waiting) == 3
     clock.advance(1_000)
     assert payloads(subscription) == [b"a", b"b", b"c"]
 

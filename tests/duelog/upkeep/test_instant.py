@@ -91,8 +91,7 @@ def test_the_clock_mark_on_the_disk_never_goes_back(open_store: OpenStore, clock
         topic.send(b"2", deliver_at=end_ms + 2)
     assert store.tick().closed == (then == "closes")
     store.close()
-    again = open_store(config=CONFIG, clock_=LeadingClock(end_ms))
-    assert again._engine.clock.now_ms() == end_ms + 5
+    assert open_store(config=CONFIG, clock_=LeadingClock(end_ms))._engine.clock.now_ms() == end_ms + 5
 
 
 def test_a_partition_is_not_closed_before_its_end_though_all_of_it_was_written_ahead(

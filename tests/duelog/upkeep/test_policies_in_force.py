@@ -72,9 +72,8 @@ def test_one_field_is_set_and_unset_without_the_others(open_store: OpenStore) ->
 def test_what_is_of_a_topic_cannot_be_set_for_a_subscription(store: DelayedStore) -> None:
     """Retention and delay policies; the error names the field, and what was set there stays."""
     for name in ("retention_ms", "retention_bytes", "tick_time_ms", "fixed_delivery_delay_ms"):
-        with pytest.raises(InvalidArgument) as caught:
+        with pytest.raises(InvalidArgument, match=f"^{name}="):
             store.update_policies(topic="t", subscription="s", **cast(dict[str, Any], {name: 5}))
-        assert caught.value.field == name
     assert store.all_policies() == {}
 
 

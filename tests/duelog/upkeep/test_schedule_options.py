@@ -346,8 +346,7 @@ def test_an_occurrence_names_its_schedule_wherever_it_is_seen(
     expected = Occurrence("beat", START_MS + HOUR_MS)
     assert made.next_nominal_ms == expected.nominal_ms
     (waiting,) = topic.scheduled()
-    found = present(topic.get(present(made.next_id)))
-    assert waiting.occurrence == found.occurrence == expected
+    assert waiting.occurrence == present(topic.get(present(made.next_id))).occurrence == expected
     topic.send(b"plain", deliver_after=HOUR_MS // 1000 + 120)
     store.update_policies(max_redeliveries=1)
     topic.every("beat", interval=3_600, jitter=60, payload=b"x", count=1)

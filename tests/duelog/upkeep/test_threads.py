@@ -76,8 +76,7 @@ def waiting(subscription: Subscription, clock: WatchedClock | WatchedManualClock
     """A receiver in a thread of its own, which waits when the block begins; gives (messages, when they came)."""
 
     def receive() -> tuple[list[ReceivedMessage], int]:
-        messages = subscription.receive()
-        return messages, clock.now_ms()
+        return subscription.receive(), clock.now_ms()
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(receive)

@@ -67,8 +67,7 @@ def test_nothing_is_copied_while_a_batch_is_on_its_way() -> None:
     taken = present(log.take(START_MS + 10, 10))
     assert log.cut() is None
     log.roll_back(taken)
-    again = present(log.cut())
-    assert entries_of(again) == [0, 1, 2]
+    assert entries_of(present(log.cut())) == [0, 1, 2]
     taken = present(log.take(START_MS + 10, 10))
     log.confirm(taken.frontier)
     cut = present(log.cut())

@@ -156,8 +156,7 @@ def test_subclasses_are_taken_as_what_they_are() -> None:
     kinds: list[Any] = [OrderedDict(a="b"), UserDict(a="b"), {Text("a"): Text("b")}]
     for properties in kinds:
         message = Own(b"p", key=Text("k"), properties=properties)
-        body = encode_batch([message], NOW, LIMIT).bodies[0]
-        assert decode_body(body) == (NOW, b"p", "k", {"a": "b"}, None)
+        assert decode_body(encode_batch([message], NOW, LIMIT).bodies[0]) == (NOW, b"p", "k", {"a": "b"}, None)
 
 
 def test_a_refused_batch_leaves_the_next_one_unharmed() -> None:

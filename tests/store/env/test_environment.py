@@ -212,8 +212,7 @@ def test_a_listener_that_raises_after_the_commit_makes_no_stored_message_an_erro
             raise KeyboardInterrupt
 
     environment._listeners = [Interrupting()]
-    outcomes = outcomes_of(environment, [count, count, count])
-    assert outcomes == [None, None, None]
+    assert outcomes_of(environment, [count, count, count]) == [None, None, None]
     assert environment.get(KEY) == b"3"
     environment.write(count)
     assert environment.get(KEY) == b"4"

@@ -183,8 +183,7 @@ def test_no_id_is_given_out_twice_after_a_damaged_last_run(environment: Environm
     environment.write(appending(Log(7), [b"x"] * 6))
     damage(environment, 7, 4, at=20)
     assert tail(environment, 7) == 4 + MAX_RUN_ENTRIES
-    again = Log(7, tail(environment, 7))
-    assert environment.write(appending(again, [b"y"])) == 4 + MAX_RUN_ENTRIES
+    assert environment.write(appending(Log(7, tail(environment, 7)), [b"y"])) == 4 + MAX_RUN_ENTRIES
     assert tail(environment, 7) == 5 + MAX_RUN_ENTRIES
 
 

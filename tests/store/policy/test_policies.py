@@ -97,9 +97,8 @@ def test_a_due_time_is_what_the_policies_in_force_make_of_what_was_asked() -> No
 )  # fmt: skip
 def test_a_value_that_is_no_policy_is_refused_by_name(field: str, value: object) -> None:
     """The error names the field."""
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match=f"^{field}="):
         DelayedDeliveryPolicies(**{field: value})  # type: ignore[arg-type]
-    assert caught.value.field == field
 
 
 VALUES: dict[str, st.SearchStrategy[PolicyValue]] = {

@@ -126,8 +126,7 @@ def test_a_shortage_of_descriptors_is_no_finding_of_check(path: Path) -> None:
 
 def test_where_no_directory_can_be_made_nothing_is_told_as_missing() -> None:
     """The file system of /proc makes none: that is said, and of which path."""
-    said = refused("init", "/proc/x")
-    assert said == "duelog: /proc/x: no directory can be made in /proc\n"
+    assert refused("init", "/proc/x") == "duelog: /proc/x: no directory can be made in /proc\n"
 
 
 def test_an_option_that_was_not_given_is_not_told_as_none(path: Path) -> None:

@@ -111,16 +111,14 @@ def test_a_store_is_made_with_a_span_and_defaults_of_its_own(tmp_path: Path) -> 
 def recurring(tmp_path: Path) -> Path:
     """A store with two schedules in two topics."""
     with make_store(tmp_path / "store") as store:
-        made = store.topic("t").every("beat", interval=3_600, payload=b"tick")
-        assert isinstance(made, Schedule)
+        assert isinstance(store.topic("t").every("beat", interval=3_600, payload=b"tick"), Schedule)
         store.topic("other").every("daily", cron="0 9 * * *", timezone="Europe/Rome")
     return tmp_path / "store"
 
 
 def test_schedules_are_listed_of_the_store_and_of_a_topic(recurring: Path) -> None:
     """With what recurs when, and the pending occurrence."""
-    rows = json_lines_of("schedules", "list", recurring)
-    assert {row["name"] for row in rows} == {"beat", "daily"}
+    assert {row["name"] for row in json_lines_of("schedules", "list", recurring)} == {"beat", "daily"}
     (beat,) = json_lines_of("schedules", "list", recurring, "--topic", "t")
     assert (beat["interval_ms"], beat["payload"], beat["next_due_ms"]) == (3_600_000, "tick", PAST_MS + 3_600_000)
     shown = ok("schedules", "list", recurring)

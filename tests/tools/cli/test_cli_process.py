@@ -166,8 +166,7 @@ def test_the_examples_of_the_help_are_accepted(path: Path, tmp_path: Path, monke
 )
 def test_a_wrong_command_line_exits_with_2_and_makes_nothing(path: Path, command: str) -> None:
     """Unknown commands and options, missing arguments, values of the wrong kind."""
-    result = run(*command.format(path).split())
-    assert result.exit_code == 2
+    assert run(*command.format(path).split()).exit_code == 2
     assert not path.exists()
 
 

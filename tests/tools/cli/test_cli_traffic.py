@@ -125,8 +125,7 @@ def test_a_typo_in_receive_makes_no_subscription_that_holds_everything_for_ever(
 
 def test_a_typo_in_send_makes_no_topic(due: Path, tmp_path: Path) -> None:
     """Nor a store, where the directory is mistaken."""
-    said = refused("send", due, "tt", "x")
-    assert said == "duelog: TOPIC='tt': there is no such topic; --create makes it\n"
+    assert refused("send", due, "tt", "x") == "duelog: TOPIC='tt': there is no such topic; --create makes it\n"
     assert ok("topics", "list", due) == "t\n"
     assert "there is no such directory" in refused("send", tmp_path / "none", "t", "x")
     assert not (tmp_path / "none").exists()

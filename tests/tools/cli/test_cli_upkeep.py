@@ -147,8 +147,7 @@ def test_list_shows_what_there_is(store: Path) -> None:
 def test_list_works_beside_a_writing_process_and_the_others_refuse(store: Path) -> None:
     """Listing takes no lock; verifying and rebuilding say that the store is in use."""
     with DelayedStore.open(store, clock=ManualClock(START_MS)):
-        message = refused("snapshot", "rebuild", store)
-        assert "open already" in message
+        assert "open already" in refused("snapshot", "rebuild", store)
         assert "open already" in refused("snapshot", "verify", store)
 
 

@@ -300,8 +300,7 @@ def test_commands_that_run_at_once_wait_for_each_other(path: Path) -> None:
             sender.stdin.close()
         assert [sender.wait(120) for sender in senders] == [0, 0, 0]
     with DelayedStore.open(path) as store, store.topic("t").subscribe("mailer") as mailer:
-        found = mailer.receive(200, timeout=20)
-        assert sum(message.payload == b"" for message in found) == 120
+        assert sum(message.payload == b"" for message in mailer.receive(200, timeout=20)) == 120
 
 
 def test_what_a_program_has_in_hand_is_not_disturbed(taken: DelayedStore, path: Path) -> None:

@@ -117,8 +117,7 @@ def test_an_audit_of_a_copy_is_that_of_the_store_and_names_the_group_it_stands_a
     assert partitions[0] == partitions[1]
     same: dict[str, Any] = {"store": "", "taken_ms": 0, "group": None, "group_ms": 0, "disk": {}, "partitions": []}
     assert replace(there, **same) == replace(here, **same)
-    answer = run("audit", copied.url)
-    assert f"of group {place} of the log" in answer.stdout
+    assert f"of group {place} of the log" in run("audit", copied.url).stdout
     assert json_of("audit", copied.url, "--as-of", str(as_of_ms))["group"] == place
 
 

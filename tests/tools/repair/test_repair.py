@@ -75,8 +75,7 @@ def test_a_damaged_payload_is_discarded_and_the_others_are_delivered(place: Path
     at = content.index(facts.payloads[victim].encode())
     flip(file, at + 3)
     assert {found.code for found in check_store(store, deep=True)} == {"corrupt-entry"}
-    report = repair_store(store, tmp_path / "given-up")
-    assert report.left == []
+    assert repair_store(store, tmp_path / "given-up").left == []
     (line,) = [json.loads(line) for line in (tmp_path / "given-up").read_text().splitlines()]
     assert f"{line['ledger']}:{line['entry']}" == victim
     assert repair_store(store, tmp_path / "given-up").actions == []
@@ -94,8 +93,7 @@ def test_what_was_quarantined_is_released(place: Path, facts: Facts, tmp_path: P
     content = file.read_bytes()
     victim = once_in(file, facts)[0]
     flip(file, content.index(facts.payloads[victim].encode()))
-    outcome = after(store, tmp_path / "report")
-    assert outcome.missing(facts) == {victim}
+    assert after(store, tmp_path / "report").missing(facts) == {victim}
     assert "set-aside" in {found.code for found in check_store(store)}
     assert repair_store(store, tmp_path / "given-up").left == []
     assert check_store(store, deep=True) == []

@@ -266,8 +266,7 @@ def test_messages_whose_run_cannot_be_read_are_counted_exactly(tmp_path: Path) -
         flip(whole / directory.relative_to(path), last, at=HEADER_BYTES + 1)
         count = 3_000 - int.from_bytes(last[9:], "big")
         assert 0 < count < 192
-        report = repaired(whole)
-        assert report.lost == count
+        assert repaired(whole).lost == count
         assert len(delivered(whole)) == 6_000 - count
         shutil.rmtree(whole)
 
@@ -324,8 +323,7 @@ def test_a_snapshot_tells_what_was_cancelled_before_it(tmp_path: Path, clock: Ma
         store.tick()  # writes a snapshot
         assert topic.cancel(ids[20])
     IN_BOTH["flipped"](path / "main", keys(path / "main", Table.CANCELLED)[0])
-    report = repaired(path)
-    assert report.uncancelled == 41
+    assert repaired(path).uncancelled == 41
     assert delivered(path) == [b"first", *(b"%d" % number for number in range(20, 60))]
 
 
@@ -430,8 +428,7 @@ def test_a_directory_whose_place_is_taken_goes_to_the_quarantine(path: Path) -> 
     shutil.copy(one / "data.mdb", other / "data.mdb")
     report = repaired(path)
     assert [each.name for each in (path / "quarantine").iterdir()] == [f"{other.parent.name}-{other.name}-1"]
-    found = delivered(path)
-    assert found == [payload for payload in SENT if not payload.startswith(b"3")]
+    assert delivered(path) == [payload for payload in SENT if not payload.startswith(b"3")]
     assert any("written anew with the 0 records" in action for action in report.actions)
 
 
