@@ -3,9 +3,9 @@
 This is the schema of the tables `messages` and `pending` and of an export's Parquet files. Which columns are asked for
 decides what is read: HEADER_COLUMNS come from the headers of runs; any other has every body read and verified.
 
-The fixed beginning of a body (publish time, length of the payload) is read for all bodies at once, payloads are joined
-and never looked at; a checksum for each body, and what follows the payload where anything does, is all that is
-left to do one by one. A body of any form but the usual one goes through `decode_body`, which knows them all.
+The fixed beginning of a body (publish time, length of the payload) is read for all bodies at once. Of a bare message
+that is all: payloads are joined and never looked at, and a checksum for each is all that is left to do one by one. A
+body of any other form goes through `decode_body`, which knows them all.
 
 To come is a message of an open partition that has not fired and was not cancelled, or one that waits inline in a main
 log and is not due as of the view. The view is of one point in time: what main says (fired, cancelled, admitted) is of
@@ -18,7 +18,6 @@ before it is read is DamagedStore, never a part that is missing.
 """
 
 import os
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -163,7 +162,6 @@ def record_batch(batch: Batch, place: Sealed | None, schema: pa.Schema) -> pa.Re
 
 _PAD = bytes(16)
 _HEAD_BYTES = 16
-_STUB = struct.Struct(">BBQBB")  # [publish_ms as uint 64, an empty payload, ...
 
 
 class Bodies(NamedTuple):
@@ -224,7 +222,7 @@ def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: di
     at = np.flatnonzero(whole)
     heads[at] = np.lib.stride_tricks.sliding_window_view(octets, _HEAD_BYTES)[starts[at]]
     publish = heads[:, 2:10].copy().view(">u8")[:, 0].astype(np.int64)
-    count, width = heads[:, 0] - 0x90, heads[:, 10]
+    width = heads[:, 10]
     lengths = heads[:, 11].astype(np.int64)
     heads_bytes = np.full(rows, 12, dtype=np.int64)
     for code, size, form in ((0xC5, 13, ">u2"), (0xC6, 15, ">u4")):
@@ -233,38 +231,31 @@ def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: di
         heads_bytes[wider] = size
     first = starts + heads_bytes
     limit = first + lengths
-    usual = whole & (count >= 2) & (count <= 5) & (heads[:, 1] == 0xCF) & (width >= 0xC4) & (width <= 0xC6)
-    usual &= np.where(count == 2, limit == ends, limit < ends) & (publish >= 0)
+    bare = whole & (heads[:, 0] == 0x92) & (heads[:, 1] == 0xCF) & (width >= 0xC4) & (width <= 0xC6)
+    bare &= (limit == ends) & (publish >= 0)
     view = memoryview(data)
     keys: list[str | None] = [None] * rows
     maps: dict[int, dict[str, str]] = {}
     extras: dict[int, bytes] = {}
     odd: dict[int, bytes] = {}
-    for row in np.flatnonzero(whole & ~(usual & (count == 2))).tolist():
-        is_usual = bool(usual[row])
-        start, stub = int(starts[row]), b""
-        if is_usual:  # what follows the payload, which is not looked at
-            start, stub = int(limit[row]), _STUB.pack(0x90 + int(count[row]), 0xCF, 0, 0xC4, 0)
+    for row in np.flatnonzero(whole & ~bare).tolist():
         try:
-            publish_ms, payload, key, properties, extra = decode_body(stub + view[start : int(ends[row])])
+            publish_ms, payload, key, properties, extra = decode_body(view[int(starts[row]) : int(ends[row])])
             if publish_ms > MAX_ID:
                 raise ValueError("publish_ms of a body is no time in ms")
         except ValueError as error:
             reasons[row] = str(error)
-            usual[row] = False
             continue
-        keys[row] = key
-        if not is_usual:
-            publish[row], odd[row] = publish_ms, payload
+        keys[row], publish[row], odd[row] = key, publish_ms, payload
         if properties is not None:
             maps[row] = properties
         if extra is not None:
             extras[row] = msgpack.packb(extra)
-    missing: Bools = ~usual
+    missing: Bools = ~bare
     missing[list(odd)] = False
     return Bodies(
         publish_ms=pa.array(publish, mask=missing),
-        payload=_payloads(data, first, limit, usual, odd, missing),
+        payload=_payloads(data, first, limit, bare, odd, missing),
         key=pa.array(keys, type=pa.string()),
         properties=_properties(maps, missing),
         extra=_sparse(extras, rows, pa.binary()),
@@ -283,9 +274,9 @@ def _ends(lengths: npt.NDArray[Any]) -> pa.Buffer:
 
 
 def _payloads(
-    data: bytes, first: Int64s, limit: Int64s, usual: Bools, odd: dict[int, bytes], missing: Bools
+    data: bytes, first: Int64s, limit: Int64s, bare: Bools, odd: dict[int, bytes], missing: Bools
 ) -> pa.Array:
-    first, limit = np.where(usual, first, 0), np.where(usual, limit, 0)
+    first, limit = np.where(bare, first, 0), np.where(bare, limit, 0)
     # Slices of bytes, not of a memoryview: a hundred thousand views at a time keep the garbage collector busy.
     parts = [data[start:end] for start, end in zip(first.tolist(), limit.tolist(), strict=True)]
     lengths = limit - first
