@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 import numpy as np
@@ -233,11 +233,16 @@ def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: di
     limit = first + lengths
     bare = whole & (heads[:, 0] == 0x92) & (heads[:, 1] == 0xCF) & (width >= 0xC4) & (width <= 0xC6)
     bare &= (limit == ends) & (publish >= 0)
+    # Slices of bytes, not of a memoryview: a hundred thousand views at a time keep the garbage collector busy.
+    payloads: list[bytes | None] = [None] * rows
+    for row, start, end in zip(
+        *(each.tolist() for each in (np.flatnonzero(bare), first[bare], ends[bare])), strict=True
+    ):
+        payloads[row] = data[start:end]
     view = memoryview(data)
-    keys: list[str | None] = [None] * rows
+    keys: dict[int, str] = {}
     maps: dict[int, dict[str, str]] = {}
     extras: dict[int, bytes] = {}
-    odd: dict[int, bytes] = {}
     for row in np.flatnonzero(whole & ~bare).tolist():
         try:
             publish_ms, payload, key, properties, extra = decode_body(view[int(starts[row]) : int(ends[row])])
@@ -246,62 +251,35 @@ def _decode(data: bytes, starts: Int64s, ends: Int64s, whole: Bools, reasons: di
         except ValueError as error:
             reasons[row] = str(error)
             continue
-        keys[row], publish[row], odd[row] = key, publish_ms, payload
+        publish[row], payloads[row] = publish_ms, payload
+        if key is not None:
+            keys[row] = key
         if properties is not None:
             maps[row] = properties
         if extra is not None:
             extras[row] = msgpack.packb(extra)
-    missing: Bools = ~bare
-    missing[list(odd)] = False
+    missing = np.array([each is None for each in payloads])
     return Bodies(
         publish_ms=pa.array(publish, mask=missing),
-        payload=_payloads(data, first, limit, bare, odd, missing),
-        key=pa.array(keys, type=pa.string()),
+        payload=pa.array(payloads, type=pa.binary()),
+        key=_sparse(keys, rows, pa.string()),
         properties=_properties(maps, missing),
         extra=_sparse(extras, rows, pa.binary()),
         reason=_sparse(reasons, rows, pa.string()),
     )
 
 
-def _nulls(missing: Bools) -> pa.Buffer | None:
-    return pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes()) if missing.any() else None
-
-
-def _ends(lengths: npt.NDArray[Any]) -> pa.Buffer:
-    ends = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=ends[1:])
-    return pa.py_buffer(ends.tobytes())
-
-
-def _payloads(
-    data: bytes, first: Int64s, limit: Int64s, bare: Bools, odd: dict[int, bytes], missing: Bools
-) -> pa.Array:
-    first, limit = np.where(bare, first, 0), np.where(bare, limit, 0)
-    # Slices of bytes, not of a memoryview: a hundred thousand views at a time keep the garbage collector busy.
-    parts = [data[start:end] for start, end in zip(first.tolist(), limit.tolist(), strict=True)]
-    lengths = limit - first
-    for row, payload in odd.items():
-        parts[row] = payload
-        lengths[row] = len(payload)
-    buffers = [_nulls(missing), _ends(lengths), pa.py_buffer(b"".join(parts))]
-    return pa.Array.from_buffers(pa.binary(), len(parts), buffers)
-
-
 def _properties(maps: dict[int, dict[str, str]], missing: Bools) -> pa.Array:
     """Null where there is no message, an empty map where a message has none."""
     names: list[str] = []
     values: list[str] = []
-    lengths = np.zeros(len(missing), dtype=np.int32)
+    ends = np.zeros(len(missing) + 1, dtype=np.int32)
     for row in sorted(maps):
         names.extend(maps[row])
         values.extend(maps[row].values())
-        lengths[row] = len(maps[row])
-    entries = pa.StructArray.from_arrays(
-        [pa.array(names, type=pa.string()), pa.array(values, type=pa.string())],
-        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())],
-    )
-    buffers = [_nulls(missing), _ends(lengths)]
-    return pa.Array.from_buffers(pa.map_(pa.string(), pa.string()), len(missing), buffers, children=[entries])
+        ends[row + 1] = len(maps[row])
+    offsets = pa.array(np.cumsum(ends, dtype=np.int32), mask=np.append(missing, False))
+    return pa.MapArray.from_arrays(offsets, pa.array(names, pa.string()), pa.array(values, pa.string()))
 
 
 def _sparse(values: dict[int, str] | dict[int, bytes], rows: int, kind: pa.DataType) -> pa.Array:
