@@ -26,8 +26,6 @@ from .options import NOTHING, Given, Group, Store, allow_every_descriptor, argum
 
 if TYPE_CHECKING:
     from ... import DelayedStore, Worker
-    from ...broker.configuration import BrokerConfig
-    from ...broker.server.broker import Broker
     from ...operations.operation import Ask
 
 _log = logging.getLogger("duelog.worker")
@@ -175,45 +173,31 @@ def serve(
         with alone("a broker has its store for itself: end that process first"):
             return DelayedStore.open(store, store_config(chosen, stored_span_ms(store)))
 
-    def broker_of(opened: DelayedStore) -> Broker:
-        return Broker(opened, chosen, listen_at)
-
-    if standby:
-        _serve_by_turns(store, chosen, opened, broker_of, listen_at)
+    if not standby:
+        with opened() as own:
+            broker = Broker(own, chosen, listen_at)
+            asyncio.run(run_service(broker, lambda urls, web: _announce(store, (*urls, broker.address), web)))
         return
-    with opened() as own:
-        broker = broker_of(own)
-        asyncio.run(run_service(broker, lambda urls, web: _announce(store, (*urls, broker.address), web)))
-
-
-def _serve_by_turns(
-    store: Path,
-    config: BrokerConfig,
-    opened: Callable[[], DelayedStore],
-    broker_of: Callable[[DelayedStore], Broker],
-    listen: tuple[str, int] | None,
-) -> None:
-    from ...broker.server.broker import store_config
     from ...broker.server.turns import Turns
     from ...replica.bucket import Bucket
     from ...replica.following import Standby
 
-    settings = store_config(config)
+    settings = store_config(chosen)
     if settings.replica is None:
         raise InvalidArgument("--standby", True, "needs --replica, the copy that it follows")
 
-    async def run() -> None:
+    async def by_turns() -> None:
         following = Standby(store.absolute(), Bucket(settings.replica or ""), lease_ms=settings.lease_ms or 0)
         await Turns(
             following,
-            config,
+            chosen,
             opened,
-            broker_of,
+            lambda own: Broker(own, chosen, listen_at),
             lambda urls, web, address: _announce(store, (*urls, address), web),
-            listen,
+            listen_at,
         ).run()
 
-    asyncio.run(run())
+    asyncio.run(by_turns())
 
 
 def _address(option: str, text: str | None) -> tuple[str, int] | None:
