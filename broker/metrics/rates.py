@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from ..consume.consumers import Consumers
 from ..consume.pump import Consumer, Dispatched
 from ..produce.producers import Producers
@@ -25,6 +27,7 @@ BOUNDS_S = (
     0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 600.0, 3600.0,
 )  # fmt: skip
 """Upper bounds, inclusive."""
+_BOUNDS = np.array(BOUNDS_S)
 
 _WRITE_BOUNDS_S = (0.0005, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 1.0)
 _WRITE_ENDS = [BOUNDS_S.index(bound) + 1 for bound in _WRITE_BOUNDS_S]
@@ -49,21 +52,11 @@ class Durations:
         self.sum_s += seconds
 
     def add_passed(self, now: float, began: Sequence[float], unit_s: float = 1.0) -> None:
-        """Count the times from each of `began`, at least one, until `now`; 0 where it is later. unit_s: of both.
-
-        Sorted, they need no look at each: a group is in one bucket or few.
-        """
-        began = sorted(began)
-        end = len(began)
-        if began[-1] > now:
-            began = [min(time, now) for time in began]
-        self.sum_s += (now * end - sum(began)) * unit_s
-        low, high = bisect_left(BOUNDS_S, (now - began[-1]) * unit_s), bisect_left(BOUNDS_S, (now - began[0]) * unit_s)
-        for bucket in range(low, high):
-            start = bisect_left(began, now - BOUNDS_S[bucket] / unit_s, 0, end)
-            self.counts[bucket] += end - start
-            end = start
-        self.counts[high] += end
+        """Count the times from each of `began` until `now`; 0 where it is later. unit_s: of both."""
+        passed = np.maximum(now - np.array(began), 0) * unit_s
+        for bucket in np.searchsorted(_BOUNDS, passed).tolist():
+            self.counts[bucket] += 1
+        self.sum_s += float(passed.sum())
 
     def join(self, other: "Durations") -> None:
         self.counts = [old + new for old, new in zip(self.counts, other.counts, strict=True)]
@@ -105,33 +98,28 @@ class PublishDurations:
         """By topic, in the last full period; of those that were sent to."""
         self._all = Durations()
         self._since = Durations()
-        self._now: dict[str, Durations] = {}
-        self._noted: dict[str, list[float]] = {}
+        self._now: dict[str, Durations] = defaultdict(Durations)
+        self._noted: dict[str, list[float]] = defaultdict(list)
         """By topic, seconds that passed, below zero."""
         self._notes = 0
 
     def add(self, topic: str, now: float, began: Sequence[float]) -> None:
         """Count what passed until now since each of these."""
-        noted = self._noted.get(topic)
-        if noted is None:
-            noted = self._noted[topic] = []
-        noted.extend([each - now for each in began])
+        self._noted[topic].extend([each - now for each in began])
         self._notes += len(began)
         if self._notes >= _NOTES:
             self._count()
 
     def _count(self) -> None:
         for topic, noted in self._noted.items():
-            durations = self._now.get(topic)
-            if durations is None:
-                durations = self._now[topic] = Durations()
-            durations.add_passed(0.0, noted)
+            self._now[topic].add_passed(0.0, noted)
             self._since.add_passed(0.0, noted)
-        self._noted, self._notes = {}, 0
+        self._noted.clear()
+        self._notes = 0
 
     def turn(self) -> None:
         self._count()
-        self.last, self._now = self._now, {}
+        self.last, self._now = self._now, defaultdict(Durations)
         self.before, self._since = self._since, Durations()
         self._all.join(self.before)
 
