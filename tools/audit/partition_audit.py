@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pyroaring import BitMap
 
 from ...check.check_store import LATE_MS
-from ...cleanup.log_claims import bitmap_of, ids_of
+from ...cleanup.log_claims import bitmap_of
 from ...replica.copied_store import Excerpt
 from ...snapshot.snapshot_format import SnapshotInfo, SnapshotState, inspect_snapshots
 from ...store.codec import format as fmt
@@ -34,7 +34,7 @@ from ...store.env.environment import Environment
 from ...store.errors import CorruptRecord, DamagedStore, ReplicaDamaged
 from ...store.wal.followed_wal import FollowedWal
 from ...survey.contents import read_record, table_name
-from ..columns.scan_rows import LogRange, batches
+from ..columns.scan_rows import LogRange, batches, mask
 from ..columns.sealed import Sealed, open_generation
 from ..store_check import check_file
 from .audit_tables import DAY_MS, HOUR_MS, RetentionRow
@@ -105,15 +105,6 @@ class LogResult(NamedTuple):
     oldest_ms: int
 
 
-def _mask(entries: BitMap, start: int, limit: int) -> Mask:
-    found = np.zeros(limit - start, dtype=np.bool_)
-    if entries:
-        wanted = BitMap()
-        wanted.add_range(start, limit)
-        found[ids_of(entries & wanted) - np.uint32(start)] = True
-    return found
-
-
 class _Tally:
     def __init__(self, task: LogTask, as_of_ms: int) -> None:
         self._task = task
@@ -135,11 +126,11 @@ class _Tally:
         limit = first + len(dues)
         self.covered.add_range(first, limit)
         ids = np.arange(first, limit, dtype=np.int64)
-        cancelled = _mask(task.cancelled, first, limit)
-        marked = _mask(task.marked, first, limit)
-        acknowledged = _mask(task.acknowledged, first, limit)
+        cancelled = mask(task.cancelled, first, limit)
+        marked = mask(task.marked, first, limit)
+        acknowledged = mask(task.acknowledged, first, limit)
         present = sizes > 0
-        withheld = conditional & ~_mask(task.admitted, first, limit)
+        withheld = conditional & ~mask(task.admitted, first, limit)
         passed = task.frontier.has_fired(ids, dues) & ~withheld
         fired = passed & ~cancelled
         pending = ~passed & ~cancelled & ~withheld & task.judged

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
+from ...cleanup.log_claims import ids_of
 from ...opening import Identity
 from ...partitions import cancellations
 from ...partitions.timespan import parse_directory_name
@@ -341,22 +342,17 @@ class Batch:
 
         REQUIRES: the slice was planned with `claims`.
         """
-        never = np.zeros(int(self._ends[-1]), dtype=np.bool_)
-        at, place = 0, -1
-        cancelled = admitted = BitMap()
-        for each, end in zip(self.pieces, self._ends.tolist(), strict=True):
-            if each.place != place:
-                place = each.place
-                cancelled = BitMap.deserialize(self.ranges[place].cancelled or BitMap().serialize())
-                admitted = BitMap.deserialize(self.ranges[place].admitted or BitMap().serialize())
-            if each.run is not None:
-                first, limit = each.first_entry, each.first_entry + end - at
-                if each.run.conditional:
-                    never[at:end] = True
-                    _mark(never, admitted, first, limit, at, value=False)
-                _mark(never, cancelled, first, limit, at, value=True)
-            at = end
-        return self._left(never)
+        ids, places, never = self.entry_ids(), self.places(), self.conditional()
+        for place in np.unique(places).tolist():
+            rows = np.flatnonzero(places == place)
+            first, limit = int(ids[rows[0]]), int(ids[rows[-1]]) + 1
+            cancelled, admitted = (
+                mask(BitMap() if members is None else BitMap.deserialize(members), first, limit)[ids[rows] - first]
+                for members in (self.ranges[place].cancelled, self.ranges[place].admitted)
+            )
+            never[rows] = (never[rows] & ~admitted) | cancelled
+        never &= self.dues != UNREADABLE_DUE
+        return never
 
     def damage(self) -> list[tuple[int, str]]:
         """(row, reason) of the runs that cannot be read, among the rows that are left."""
@@ -370,11 +366,14 @@ class Batch:
         return [(left[row], reason) for row, reason in found if row in left]
 
 
-def _mark(column: Bools, members: BitMap, first: int, limit: int, at: int, *, value: bool) -> None:
-    low, high = members.rank(first - 1) if first else 0, members.rank(limit - 1)
-    if low < high:
-        found = np.fromiter(members[low:high], dtype=np.int64, count=high - low)
-        column[found + (at - first)] = value
+def mask(members: BitMap, start: int, limit: int) -> Bools:
+    """True for those of the entries [start, limit) that are members."""
+    found = np.zeros(limit - start, dtype=np.bool_)
+    if members:
+        wanted = BitMap()
+        wanted.add_range(start, limit)
+        found[ids_of(members & wanted) - np.uint32(start)] = True
+    return found
 
 
 def batches(
