@@ -290,17 +290,6 @@ class ClientLinks:
                 failure = failure or error
         raise failure or Refused(ServerError.SERVICE_NOT_READY, "there is no broker to be asked")
 
-    async def ask(
-        self,
-        addresses: Iterable[Address],
-        command: Command,
-        request_id: int,
-        sized: Callable[[int], Awaitable[None]] | None = None,
-    ) -> tuple[BrokerLink, Answer]:
-        """Ask the first broker that can be reached; which one that was, and its answer. Raises Refused."""
-        link = await self.first(addresses)
-        return link, await link.ask(command, request_id, sized)
-
     def close(self) -> None:
         for task in self._links.values():
             task.add_done_callback(_close)
@@ -336,7 +325,8 @@ class Forwarding:
         with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
             for _ in range(MAX_REDIRECTS):
-                link, answer = await self._links(peer).ask(brokers, command, command.request_id)
+                link = await self._links(peer).first(brokers)
+                answer = await link.ask(command, command.request_id)
                 found = answer.decoded()
                 if not isinstance(found, commands.LookupResponse):
                     raise Refused(ServerError.SERVICE_NOT_READY, f"broker {link.address} has answered {answer.kind}")
@@ -360,7 +350,8 @@ class Forwarding:
     ) -> None:
         with self.gate:
             brokers = self._brokers.for_namespace(namespace_of_topic(command.topic))
-            _, answer = await self._links(peer).ask(brokers, command, command.request_id)
+            link = await self._links(peer).first(brokers)
+            answer = await link.ask(command, command.request_id)
             peer.send_frames(framed(answer.encoded))
 
     async def topics(self, peer: Peer, command: commands.GetTopics) -> None:
@@ -395,7 +386,8 @@ class Forwarding:
                 reserved = size
 
             brokers = self._brokers.for_namespace(command.namespace)
-            _, answer = await self._links(peer).ask(brokers, command, command.request_id, sized)
+            link = await self._links(peer).first(brokers)
+            answer = await link.ask(command, command.request_id, sized)
             failure = answer.decoded() if answer.kind is commands.Error else None
             if isinstance(failure, commands.Error):
                 raise Refused(failure.error, failure.message)
