@@ -542,10 +542,6 @@ def _ack_cumulative(
     group.pump.ack_through(consumer, position, answer)
 
 
-TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
-"""Names of `SubscriptionType`."""
-
-
 def _stats_of(
     command: commands.ConsumerStats, consumer: Consumer, backlog: int, now_s: float
 ) -> commands.ConsumerStatsResponse:
@@ -563,7 +559,7 @@ def _stats_of(
         blocked=consumer.blocked,
         address=consumer.peer.address,
         connected_since=since.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        type=TYPES[consumer.type],
+        type=consumer.type.name.title(),
         rate_expired=0.0,
         backlog=backlog,
         ack_rate=consumer.figures.acked / age_s,

@@ -6,7 +6,7 @@ the latest, and an entry of 2^64-1 for none.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ...delivery.consumer_arguments import Failover
 from ...delivery.dispatcher import SubscriptionType as EngineType
@@ -23,14 +23,6 @@ from ..protocol.failures import Refused, ServerError
 from ..protocol.fields import Command
 
 _UNSIGNED = 2**64 - 1
-_TYPES: dict[commands.SubscriptionType, EngineType] = {
-    commands.SubscriptionType.EXCLUSIVE: "exclusive",
-    commands.SubscriptionType.SHARED: "shared",
-    commands.SubscriptionType.FAILOVER: "failover",
-    commands.SubscriptionType.KEY_SHARED: "key_shared",
-}
-_INITIAL = {commands.InitialPosition.LATEST: "latest", commands.InitialPosition.EARLIEST: "earliest"}
-
 
 Start = str | MessageId | PublishedAt
 """The start of a reader: "earliest", "latest", an id, or the first message published at a time."""
@@ -41,7 +33,7 @@ def start_of(command: commands.Subscribe, now_ms: int) -> Start:
     if command.rollback_sec:
         return PublishedAt(max(now_ms - command.rollback_sec * 1_000, 0))
     if command.start_message_id is None:
-        return _INITIAL[command.initial_position]
+        return command.initial_position.name.lower()
     return _position(command.start_message_id)
 
 
@@ -62,12 +54,12 @@ def attach(
     start: Start | None,
 ) -> Subscription:
     """Attach a consumer; start: of a reader. The subscription is made where there is none. Raises Refused."""
-    kind = _TYPES[command.type]
+    kind = cast(EngineType, command.type.name.lower())
     keys = sharing if command.type == commands.SubscriptionType.KEY_SHARED else None
     try:
         if start is not None:
             return topic.reader(existing(topic, start), name=name, type=kind, failover=failover, key_shared=keys)
-        initial = _INITIAL[command.initial_position]
+        initial = command.initial_position.name.lower()
         return topic.subscribe(name, type=kind, initial_position=initial, failover=failover, key_shared=keys)
     except InvalidArgument as error:
         if error.field == "ranges":  # they overlap those of another consumer

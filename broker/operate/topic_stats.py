@@ -26,7 +26,7 @@ from ..admin.brokers import Addresses
 from ..admin.http_request import HttpError, Request
 from ..admin.routing import TOPIC, Need, Route
 from ..consume import feed
-from ..consume.consumers import TYPES, Consumers
+from ..consume.consumers import Consumers
 from ..consume.pump import INDIVIDUAL, Consumer, Dispatched
 from ..lookup.topic_address import shown_subscription
 from ..metrics.rates import OutRate, Rates
@@ -35,9 +35,6 @@ from ..produce.sends import Figures, OpenProducer
 from ..protocol.commands import KeyValue, SubscriptionType
 from .client_message import iso
 from .topic_resource import TopicFinder
-
-_ACCESS = ("Shared", "Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
-"""Names of `AccessMode`."""
 
 _EXTREMES: Mapping[str, Callable[[int, int], int]] = {
     "topicCreationTimeStamp": min,
@@ -134,7 +131,7 @@ class TopicFigures:
     def _of_producer(self, producer: OpenProducer) -> dict[str, Any]:
         rate = self._rates.of_producer(producer)
         return {
-            "accessMode": _ACCESS[producer.command.access_mode],
+            "accessMode": producer.command.access_mode.name.title().replace("_", ""),
             "msgRateIn": rate.messages,
             "msgThroughputIn": rate.bytes,
             "averageMsgSize": rate.bytes / rate.messages if rate.messages else 0.0,
@@ -191,7 +188,7 @@ class TopicFigures:
             "messageAckRate": rate.acked,
             "blockedSubscriptionOnUnackedMsgs": any(each.blocked for each in members),
             "unackedMessages": sum(each.unacked for each in members),
-            "type": TYPES[members[0].type] if members else None,
+            "type": members[0].type.name.title() if members else None,
             "activeConsumerName": active,
             "consumers": [self._of_consumer(each) for each in members] if consumers else [],
             "allowOutOfOrderDelivery": bool(members) and members[0].sharing.out_of_order,
