@@ -27,8 +27,8 @@ _PREVIEW_CHARACTERS = 60
 
 
 def write_json(value: object) -> None:
-    """One JSON value on one line of standard output, ASCII only."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    """One JSON value, in which paths are texts, on one line of standard output, ASCII only."""
+    sys.stdout.write(json.dumps(value, default=os.fspath) + "\n")
 
 
 def write_json_lines(values: Iterable[object]) -> None:

@@ -101,8 +101,7 @@ def backup(
     with open_to_read(store) as opened:
         result = opened.backup(dest)
     if out.in_json():
-        out.write_json({"path": str(result.path), "partitions": result.partitions, "file_bytes": result.file_bytes,
-                    "taken_ms": result.taken_ms})  # fmt: skip
+        out.write_json(asdict(result))
         return
     out.say(f"copied {result.partitions:,} partitions and the main environment, {out.size_text(result.file_bytes)}")
 
@@ -147,8 +146,7 @@ def move_namespace(
     with alone("no broker may have either of the two: end both first"):
         moved = run(placement, namespace, to, (lambda step: None) if out.in_json() else out.say)
     if out.in_json():
-        found = asdict(moved)
-        out.write_json({**found, "source": str(moved.source), "target": str(moved.target)})
+        out.write_json(asdict(moved))
         return
     what = "moved" if moved.copied else "was moved before; removed from the old store"
     out.say(
@@ -177,18 +175,8 @@ def repair(
     for action in report.actions:
         out.answer({"action": action}, out.printable(action))
     if out.in_json():
-        figures = {"lost": report.lost, "again": report.again, "uncancelled": report.uncancelled}
-        kinds = {kind: asdict(tally) for kind, tally in report.kinds.items()}
-        left = [found.message for found in report.left]
-        out.write_json(
-            {
-                "given_up": report.given_up,
-                **figures,
-                "kinds": kinds,
-                "subscriptions": report.subscriptions,
-                "left": left,
-            }
-        )
+        figures = {name: value for name, value in asdict(report).items() if name != "actions"}
+        out.write_json({**figures, "left": [found.message for found in report.left]})
     else:
         for found in report.left:
             out.write_line(out.printable(f"left: {found.code}: {found.address}: {found.message}"))
