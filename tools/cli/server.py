@@ -261,27 +261,19 @@ class Server:
 
     # -- policies --------------------------------------------------------------------------------------
 
-    def policies(
-        self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> dict[str, Any] | None:
-        if namespace is topic is subscription is None:
-            found = {f"namespace {name}": self.policies(name) for name in self._namespaces()}
+    def policies(self, **scope: str | None) -> dict[str, Any] | None:
+        if all(each is None for each in scope.values()):
+            found = {f"namespace {name}": self.policies(namespace=name) for name in self._namespaces()}
             return {name: each for name, each in found.items() if each is not None}
-        own = self._own(_scope(namespace, topic, subscription))
+        own = self._own(_scope(**scope))
         return to_json(Policies(**own)) if own else None
 
     def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
-        values = self._own(_scope(None, topic, subscription), applied="true")
+        values = self._own(_scope(topic=topic, subscription=subscription), applied="true")
         return {"values": {name: values.get(name) for name in _FIELDS}, "set_at": None}
 
-    def update_policies(
-        self,
-        values: Mapping[str, PolicyValue | None],
-        namespace: str | None = None,
-        topic: str | None = None,
-        subscription: str | None = None,
-    ) -> dict[str, Any]:
-        path = _scope(namespace, topic, subscription)
+    def update_policies(self, values: Mapping[str, PolicyValue | None], **scope: str | None) -> dict[str, Any]:
+        path = _scope(**scope)
         for name in values:
             if name not in _FIELDS:
                 raise InvalidArgument(name, values[name], f"a server takes only {', '.join(_FIELDS)}")
@@ -299,10 +291,8 @@ class Server:
         updated: dict[str, Any] = to_json(Policies(**self._own(path)))
         return updated
 
-    def remove_policies(
-        self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> bool:
-        path = _scope(namespace, topic, subscription)
+    def remove_policies(self, **scope: str | None) -> bool:
+        path = _scope(**scope)
         is_set = bool(self._own(path))
         for name in _SET_BY:
             self._rest.ask("DELETE", f"{path}/{name}")
@@ -334,7 +324,7 @@ def _subscription(topic: str, subscription: str) -> str:
     return f"{_admin(topic)}/subscription/{segment(subscription)}"
 
 
-def _scope(namespace: str | None, topic: str | None, subscription: str | None) -> str:
+def _scope(namespace: str | None = None, topic: str | None = None, subscription: str | None = None) -> str:
     """The path below which the policies of a scope are."""
     if subscription is not None:
         raise InvalidArgument("--subscription", subscription, "a server has policies of namespaces and topics")
