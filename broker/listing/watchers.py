@@ -13,13 +13,13 @@ import logging
 import random
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from ...delayed_store import DelayedStore
-from ...store.errors import BrokenInvariant, DuelogError
+from ...store.errors import DuelogError
 from ...store.names import SCHEME
 from ...topics.topic_events import TopicEvent
 from ..configuration import BrokerConfig
@@ -143,31 +143,19 @@ class NameSet:
 class Use:
     """The use of a view by one watcher, by which the set is kept."""
 
-    _sets: "NameSets"
-    _namespace: str
     set: NameSet
-    _pattern: str
-    view: View | None = None
-    _closed: bool = False
-
-    def __post_init__(self) -> None:
-        self.set.users += 1
+    view: View
+    _until_closed: ExitStack
 
     def attach(self, listener: Callable[[Update], object]) -> tuple[list[str], int, str]:
         """(names, their `list_bytes`, their hash) as they are, and have `listener` hear every update after that."""
-        view = self.view
-        if view is None:
-            raise BrokenInvariant("a use of names was not opened")
-        view.listeners[self] = listener
-        return view.names, view.size, view.hash
+        self.view.listeners[self] = listener
+        self._until_closed.callback(self.view.listeners.pop, self, None)
+        return self.view.names, self.view.size, self.view.hash
 
     def close(self) -> None:
         """Need it no more, and hear nothing more. A second call is nothing."""
-        if not self._closed:
-            self._closed = True
-            if self.view is not None:
-                self.view.listeners.pop(self, None)
-            self._sets.release(self._namespace, self.set, self._pattern, self.view)
+        self._until_closed.close()
 
 
 class NameSets:
@@ -204,8 +192,9 @@ class NameSets:
         if found is None:
             found = self._sets[namespace] = NameSet()
             found.loading = started(self._read(found, namespace))
-        use = Use(self, namespace, found, pattern)
-        try:
+        with ExitStack() as until_closed:
+            found.users += 1
+            until_closed.callback(self._release, namespace, found)
             if found.loading is not None:
                 await asyncio.shield(found.loading)
             view = found.views.get(pattern)
@@ -213,24 +202,22 @@ class NameSets:
                 view = found.views[pattern] = View(compiled(pattern))
                 view.loading = started(self._fill(view, list(found.names)))
             view.users += 1
-            use.view = view
+            until_closed.callback(self._release_view, found, pattern, view)
             if view.loading is not None:
                 await asyncio.shield(view.loading)
             self._check_memory(found, view)
-        except BaseException:
-            use.close()
-            raise
-        return use
+            return Use(found, view, until_closed.pop_all())
 
-    def release(self, namespace: str, found: NameSet, pattern: str, view: View | None) -> None:
-        if view is not None:
-            view.users -= 1
-            if not view.users:
-                del found.views[pattern]
-                self._dirty.pop(view, None)
+    def _release(self, namespace: str, found: NameSet) -> None:
         found.users -= 1
         if not found.users:
             del self._sets[namespace]
+
+    def _release_view(self, found: NameSet, pattern: str, view: View) -> None:
+        view.users -= 1
+        if not view.users:
+            del found.views[pattern]
+            self._dirty.pop(view, None)
 
     async def _read(self, found: NameSet, namespace: str) -> None:
         def work() -> tuple[set[str], int]:
