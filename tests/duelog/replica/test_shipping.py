@@ -361,6 +361,20 @@ def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monke
         assert waiting(again) == {b"1", b"2"}
 
 
+def test_an_idle_store_puts_nothing(bucket: FaultyBucket, store: DelayedStore, clock: ManualClock) -> None:
+    """For a day after its last send: no object of the log, no manifest, no file."""
+    store.topic("a").send(b"1", deliver_after=2 * 86_400)
+    ship(store)
+    shipping_of(store).make_manifest()
+    ship(store)
+    objects = [each for folder in (LOG, MANIFESTS, FILES) for each in bucket.listing(folder)]
+    for _ in range(24 * 60):
+        clock.advance(60_000)
+        store.tick()
+        shipping_of(store).step()
+    assert [each for folder in (LOG, MANIFESTS, FILES) for each in bucket.listing(folder)] == objects
+
+
 class LyingBucket(FaultyBucket):
     """A bucket that takes no notice of conditions."""
 

@@ -22,9 +22,9 @@ from duelog.errors import (
     ReplicaUnreachable,
     StoreFailed,
 )
-from duelog.replica.bucket import Listed, log_name
+from duelog.replica.bucket import FILES, MANIFESTS, Listed, log_name
 from duelog.replica.following import Standby, failure_of
-from duelog.replica.log_object import FENCE, LogObject, unpack
+from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.replica_status import aside_of
 from duelog.replica.set_aside import read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
@@ -157,6 +157,21 @@ def test_a_leader_that_renews_its_lease_is_not_followed_by_another(bench: Bench)
     shipping_of(bench.leader).step()  # late, and before the fence
     assert not follower.step()
     bench.leader.topic("a").send(b"x")
+
+
+def test_an_idle_leader_puts_nothing_but_heartbeats(bench: Bench) -> None:
+    """One in each third of the lease, for minutes; its upkeep writes nothing that would have to be shipped."""
+    first = bench.bucket.numbers()[-1] + 1
+    objects = sum(len(bench.bucket.listing(folder)) for folder in (MANIFESTS, FILES))
+    for _ in range(600):
+        bench.elapsed.now_s += 0.5
+        bench.clock.advance(500)
+        bench.leader.tick()
+        shipping_of(bench.leader).step()
+    kinds = [log_object(bench.bucket, seq).kind for seq in bench.bucket.numbers(first)]
+    assert set(kinds) == {HEARTBEAT}
+    assert len(kinds) <= 300 / (LEASE_MS / 3_000)
+    assert sum(len(bench.bucket.listing(folder)) for folder in (MANIFESTS, FILES)) == objects
 
 
 def test_a_leader_refuses_work_before_its_lease_has_passed(bench: Bench) -> None:
