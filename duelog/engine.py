@@ -283,14 +283,16 @@ class Engine:
 
         Raises NotReplicated. Callers hold nothing that others wait for.
         """
-        if self.shipping is None and not self.policies.says_replicated:
-            return
-        waits = self.storage.config.durability == "replicated"
         writer, shipping = self.wal_writer, self.shipping
+        if shipping is None and not self.policies.says_replicated:
+            return
         if writer is not None and shipping is not None and shipping.is_far_behind:
             shipping.wait_for(writer.segments.next_place())
-        said = [self.policies.replicated(topic) for topic in topics]
-        if any(waits if each is None else each for each in said or [None]):
+        waits = self.storage.config.durability == "replicated"
+        if self.policies.says_replicated:
+            said = [self.policies.replicated(topic) for topic in topics]
+            waits = any(waits if each is None else each for each in said or [None])
+        if waits:
             if shipping is None or writer is None:
                 raise NotReplicated(f"store {self.storage.path}", "is open without `replica`, its copy")
             shipping.wait_for(writer.segments.next_place())

@@ -173,10 +173,10 @@ class LogTail:
         """The place of the next group."""
         return place_of(self._number, self._sequence)
 
-    def heard(self, group: RawGroup) -> None:
-        """Keep a group that was appended, until it is taken or others want the space. For the leader."""
+    def heard(self, group: RawGroup, size: int) -> None:
+        """Keep a group of `size` bytes, just appended, until it is taken or others want the space. For the leader."""
         with self._lock:
-            self._heard_bytes += group.size
+            self._heard_bytes += size
             self._heard.append(group)
             if self._heard_bytes > _HEARD_BYTES:
                 self._heard.clear()

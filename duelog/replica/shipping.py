@@ -237,6 +237,8 @@ class Shipping:
         """Until then the next put waits for them to come again, by time.monotonic."""
         self._since_ms: int | None = None
         """When the first group came that is not shipped."""
+        self._is_idle = False
+        """True while the thread waits until a group comes: one that has just shipped looks again after `ship_ms`."""
         self._closing = self._draining = self._stopping = False
         """Set one after the other: no manifest is made; all is shipped; the thread ends."""
         self._drained = False
@@ -274,14 +276,15 @@ class Shipping:
         """Hear of a group that was appended. For the leader of the WAL writer."""
         size, tail = group.size, self._tail
         if tail is not None:
-            tail.heard(group)
+            tail.heard(group, size)
         self._waiting_bytes += size
         self._waiting_groups += 1
         self._appended_bytes += size
-        if self._since_ms is None or self._waiting_bytes >= self._ship_bytes > self._waiting_bytes - size:
+        is_first = self._since_ms is None
+        if is_first:
+            self._since_ms = self._clock.now_ms()
+        if (is_first and self._is_idle) or self._waiting_bytes >= self._ship_bytes > self._waiting_bytes - size:
             with self._wake:
-                if self._since_ms is None:
-                    self._since_ms = self._clock.now_ms()
                 self._wake.notify_all()
 
     def wait_for(self, place: int) -> None:
@@ -321,8 +324,7 @@ class Shipping:
     @property
     def is_far_behind(self) -> bool:
         """True where a standby could not tell, by passing over `ENTRIES` ids, what clients may have been told."""
-        unshipped = self._appended_bytes - self._taken_bytes
-        return self._owner.lease_ms > 0 and unshipped > ENTRIES * _ENTRY_BYTES
+        return self._owner.lease_ms > 0 and self._appended_bytes - self._taken_bytes > ENTRIES * _ENTRY_BYTES
 
     @property
     def leads(self) -> bool:
@@ -403,8 +405,9 @@ class Shipping:
 
     def _run(self) -> None:
         failures = 0
+        wait_ms: float | None
         while True:
-            wait_ms: float | None = None
+            wait_ms, end = None, self._end
             try:
                 self.step()
                 failures = 0
@@ -441,10 +444,12 @@ class Shipping:
                         continue
                     if not (self._closing or self._is_drafting) and self._manifest_is_due():
                         break
-                    if self._since_ms is not None:  # a clock that was set back waits no longer
+                    self._is_idle = self._end == end  # before the look: a group that comes after it wakes this thread
+                    if not self._is_idle or self._since_ms is not None:  # a clock that was set back waits no longer
                         due = time.monotonic() + self._ship_ms / 1000
                         until = min(until, due)
                     self._wake.wait(max(until - time.monotonic(), 0.001))
+                self._is_idle = False
                 if self._draining and self._is_shipped():
                     self._wake.wait_for(lambda: self._stopping)
                     return

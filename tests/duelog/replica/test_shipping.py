@@ -337,7 +337,7 @@ def test_groups_are_flushed_before_they_are_shipped(bucket: FaultyBucket, open_s
 
 
 def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within `ship_ms`, or at the close; a manifest is made beside it."""
+    """Within `ship_ms`, whether it has just shipped or was idle, or at the close; a manifest is made beside it."""
     put, made = threading.Event(), threading.Event()
 
     def created(name: str) -> None:
@@ -352,13 +352,15 @@ def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monke
     bucket.before_creation, original = created, bucket.put
     monkeypatch.setattr(bucket, "put", put_manifest)
     with DelayedStore.open(tmp_path / "store", StoreConfig(replica=URL, ship_ms=1), clock=SystemClock()) as store:
-        store.topic("a").send(b"1", deliver_after=86_400)
-        assert put.wait(30)
-        assert made.wait(30)
-        store.topic("a").send(b"2", deliver_after=86_400)
+        for payload in (b"1", b"2", b"3"):
+            put.clear()
+            store.topic("a").send(payload, deliver_after=86_400)
+            assert put.wait(30)
+            assert made.wait(30)
+        store.topic("a").send(b"4", deliver_after=86_400)
     restored(bucket, tmp_path / "restored")
     with DelayedStore.open(tmp_path / "restored") as again:
-        assert waiting(again) == {b"1", b"2"}
+        assert waiting(again) == {b"1", b"2", b"3", b"4"}
 
 
 def test_an_idle_store_puts_nothing(bucket: FaultyBucket, store: DelayedStore, clock: ManualClock) -> None:
