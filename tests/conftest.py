@@ -72,6 +72,15 @@ def present(value: Value | None) -> Value:
     return value
 
 
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises, whatever it is given."""
+
+    def raise_(*_: object, **__: object) -> Any:
+        raise error
+
+    return raise_
+
+
 def in_threads(works: Iterable[Callable[[], object]]) -> None:
     """Do each in a thread of its own, begun in this order; all have ended when this returns."""
     threads = [threading.Thread(target=work) for work in works]

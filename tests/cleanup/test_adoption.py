@@ -17,7 +17,7 @@ from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import StoreFull
 from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_compaction, send_day
-from tests.conftest import OpenStore, present, tick_after
+from tests.conftest import OpenStore, present, raising, tick_after
 from tests.duelog.store_state import payloads, received
 from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
 
@@ -214,11 +214,7 @@ def test_a_generation_that_cannot_take_over_now_waits(
 ) -> None:
     """Without space for its record the tick says so; one that may not be moved (of another user, say) is left alone."""
     finish(store)
-
-    def refused(*arguments: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(store._engine.storage.main if owner == "main" else owner, name, refused)
+    monkeypatch.setattr(store._engine.storage.main if owner == "main" else owner, name, raising(error))
     if told:
         with pytest.raises(StoreFull):
             store.tick()

@@ -23,7 +23,7 @@ from duelog.store.errors import BrokenInvariant, DamagedStore
 from duelog.store.files.directory import remove_tree
 from duelog.store.log.scan import runs
 from tests.cleanup.compacting import DAY, DAY_MS, close_day, finish, plan_of, send_day, source_of
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore, present, raising
 
 RUNS_OF_FOUR = StoreConfig(run_entries=4)
 
@@ -118,12 +118,8 @@ def test_a_staged_generation_is_discarded_without_a_trace(store: DelayedStore) -
     assert staged.file_bytes == (Path(staged.directory) / "data.mdb").stat().st_size
     remove_tree(Path(staged.directory))
     assert list((store.path / "staging").iterdir()) == []
-
-    def stop(done: int) -> None:
-        raise KeyboardInterrupt
-
     with source_of(store) as source, pytest.raises(KeyboardInterrupt):
-        stage_generation(store.path, source, plan, progress=stop)
+        stage_generation(store.path, source, plan, progress=raising(KeyboardInterrupt()))
     assert list((store.path / "staging").iterdir()) == []
 
 

@@ -21,6 +21,7 @@ from duelog.store.codec.run import Run, RunKind
 from duelog.store.log.scan import runs
 from duelog.store.position import Position
 from tests.cleanup.compacting import plan_compaction
+from tests.conftest import raising
 from tests.model.driver import armed
 from tests.proof import length, wrong_engines
 
@@ -224,13 +225,9 @@ class SideBySide:
 
     def crash(self, point: str) -> None:
         """Whatever is adopted next fails at this point; then both are opened anew."""
-
-        def stop() -> None:
-            raise Stop
-
         self.flush()  # a crash forgets acknowledgements that are not on disk
         self.plain.store.tick()
-        with armed(point, stop), suppress(Stop):
+        with armed(point, raising(Stop())), suppress(Stop):
             self.compacted.store.tick()
         self.reopen()
 

@@ -11,7 +11,7 @@ import pytest
 from duelog import DelayedStore, StoreConfig
 from duelog.errors import StoreFull
 from duelog.store.env.environment import Environment
-from tests.conftest import present
+from tests.conftest import present, raising
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, wal_bytes=16 << 10)
@@ -107,9 +107,5 @@ def text_of(payload: bytes | bytearray | memoryview) -> str:
 def no_room(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let no write to an environment find space, until what this gives is called."""
     commit = environment.commit
-
-    def fail(work: Callable[[Any], Any]) -> Any:
-        raise StoreFull(environment.path, "no room, says the test")
-
-    monkeypatch.setattr(environment, "commit", fail)
+    monkeypatch.setattr(environment, "commit", raising(StoreFull(environment.path, "no room, says the test")))
     return lambda: monkeypatch.setattr(environment, "commit", commit)

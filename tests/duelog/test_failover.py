@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from duelog import Failover, Subscription, Topic
 from duelog.delivery.consumer_arguments import chosen
 from duelog.store.errors import ClosedError, InvalidArgument
+from tests.conftest import raising
 from tests.duelog.store_state import received
 
 SEND = [b"%d" % number for number in range(6)]
@@ -84,12 +85,8 @@ def test_a_choice_that_is_none_refuses_the_consumer(topic: Topic, answer: Any) -
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_an_on_change_that_raises_leaves_no_ghost_consumer(topic: Topic, error: type[BaseException]) -> None:
     """The consumer is added, and known to its caller; when it leaves another gets the messages."""
-
-    def broken(active: bool) -> None:
-        raise error("made up")
-
     topic.send_payloads(SEND)
-    first = topic.subscribe("s", type="failover", failover=Failover(on_change=broken))
+    first = topic.subscribe("s", type="failover", failover=Failover(on_change=raising(error("made up"))))
     assert (first.active, first.stats().consumers) == (True, 1)
     assert received(first, 2) == SEND[:2]
     consumers = Consumers(topic)
@@ -120,12 +117,8 @@ def test_a_choice_that_raises_systemexit_when_a_consumer_leaves_has_the_first_se
 def test_a_waker_that_raises_makes_no_stored_message_an_error(topic: Topic) -> None:
     """It is called by the thread that commits; others are woken."""
     woken: list[bool] = []
-
-    def broken() -> None:
-        raise SystemExit
-
     with topic.subscribe("s") as consumer:
-        consumer.add_waker(broken)
+        consumer.add_waker(raising(SystemExit()))
         consumer.add_waker(lambda: woken.append(True))
         topic.send(b"a")
         assert woken

@@ -25,7 +25,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
-from tests.conftest import START_MS, OpenStore, in_threads, present, tick_after
+from tests.conftest import START_MS, OpenStore, in_threads, present, raising, tick_after
 from tests.duelog.store_state import CONFIG, HOUR_MS, files, fill, main_of, partition_directories, refused
 
 
@@ -181,11 +181,7 @@ def test_a_lock_names_no_process_but_the_one_that_has_it(path: Path, said: objec
 def test_a_store_opens_where_its_lock_cannot_be_written(path: Path) -> None:
     """A full disk keeps who has it from being told, and nothing else."""
     fill(path)
-
-    def write(descriptor: int, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, "planted")
-
-    with patch("duelog.opening.os.write", write):
+    with patch("duelog.opening.os.write", raising(OSError(errno.ENOSPC, "planted"))):
         store = DelayedStore.open(path, CONFIG)
     store.close()
 

@@ -19,7 +19,7 @@ from duelog.store.codec.run import Run
 from duelog.store.env.environment import Environment
 from duelog.store.files import pages, system_errors
 from duelog.store.log.scan import RunFinder
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, raising
 
 SPAN_MS = 20_000
 CONFIG = StoreConfig(partition_ms=SPAN_MS, preload_ms=0, max_open_partitions=1)
@@ -129,12 +129,8 @@ def test_a_store_whose_thread_cannot_be_started_is_not_opened_and_holds_nothing(
     config = StoreConfig(background=True)
     DelayedStore.open(tmp_path / "store", config).close()
     descriptors, reporting = len(os.listdir("/proc/self/fd")), set(instruments().stores)
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     refused = pytest.raises(ResourceShortage, match="thread cannot be started")
-    with patch.object(threading.Thread, "start", refuse), refused as raised:
+    with patch.object(threading.Thread, "start", raising(RuntimeError("can't start new thread"))), refused as raised:
         DelayedStore.open(tmp_path / "store", config)
     assert raised.value.errno == errno.EAGAIN
     assert (len(os.listdir("/proc/self/fd")), set(instruments().stores)) == (descriptors, reporting)

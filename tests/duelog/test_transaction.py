@@ -22,7 +22,7 @@ from duelog.errors import (
     UnknownTopic,
 )
 from duelog.topics.ack_flusher import AckFlusher
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, raising
 from tests.duelog.store_state import records
 from tests.model.driver import armed
 
@@ -321,11 +321,7 @@ def test_what_a_group_has_stored_is_no_error_though_acknowledgements_cannot_be_f
     store.topic("t").send_payloads([b"1", b"2"])
     consumer = store.topic("t").subscribe("s", type="shared")
     first, second = consumer.receive(2, timeout=0)
-
-    def fail(_: AckFlusher) -> None:
-        raise StoreFull(store.path, "planted")
-
-    monkeypatch.setattr(AckFlusher, "flush", fail)
+    monkeypatch.setattr(AckFlusher, "flush", raising(StoreFull(store.path, "planted")))
     with store.transaction() as transaction:
         transaction.ack(first)
         sent = transaction.send("next", b"x", deliver_after=60)

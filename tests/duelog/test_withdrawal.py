@@ -11,7 +11,7 @@ from duelog.markers.pending_entries import PendingEntries
 from duelog.store.codec.format import counter_key
 from duelog.store.env.environment import Environment
 from duelog.store.log import catalog
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, raising
 from tests.model.driver import armed
 
 FACES = True
@@ -24,11 +24,7 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
 ) -> None:
     """The answer is an error, and the message still comes."""
     message_id = topic.send(b"x", deliver_after=1)
-
-    def full() -> None:
-        raise StoreFull(store.path, "no room", 0)
-
-    with armed("wal.before", full), pytest.raises(StoreFull):
+    with armed("wal.before", raising(StoreFull(store.path, "no room", 0))), pytest.raises(StoreFull):
         topic.cancel(message_id)
     clock.advance(1_000)
     assert [message.payload for message in reader.receive(10)] == [b"x"]

@@ -20,7 +20,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots
-from tests.conftest import START_MS, OpenStore, present
+from tests.conftest import START_MS, OpenStore, present, raising
 from tests.partitions.packing_all import buckets_of
 
 HOUR_MS = 3_600_000
@@ -134,13 +134,9 @@ def test_the_new_snapshot_is_complete_before_the_old_ones_go(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the rebuilding fails in the middle, what was usable before still is."""
-
-    def fail(*arguments: Any) -> Any:
-        raise RuntimeError("in the middle")
-
     before = [each for each in list_snapshots(store.path, verify=True) if each.usable]
     assert before
-    monkeypatch.setattr(rebuild, "write_snapshot", fail)
+    monkeypatch.setattr(rebuild, "write_snapshot", raising(RuntimeError("in the middle")))
     with pytest.raises(RuntimeError, match="in the middle"):
         rebuild_snapshots(store.path)
     assert [each for each in list_snapshots(store.path, verify=True) if each.usable] == before

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import raising
+
 pytest.importorskip("pyspark")
 
 from duelog import DelayedStore, ManualClock, StoreConfig
@@ -219,11 +221,7 @@ def test_the_largest_partition_is_begun_first(store: Built, monkeypatch: pytest.
 
 def test_what_another_attempt_might_mend_is_no_answer(store: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """An OSError fails a Spark task, so that it is begun again; one core has no other to do that."""
-
-    def no_disk(*arguments: object, **named: object) -> Staged:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("duelog.tools.compact_store.stage_generation", no_disk)
+    monkeypatch.setattr("duelog.tools.compact_store.stage_generation", raising(OSError(5, "Input/output error")))
     task = tasks_of(store.path)[0]
     with pytest.raises(OSError, match="Input/output"):
         compact_in_task(task)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from duelog.store.parallel_jobs import Jobs
+from tests.conftest import raising
 from tests.store.commits import PATIENCE_S, until
 
 
@@ -43,11 +44,7 @@ def test_a_job_that_failed_is_tried_again_by_the_caller_and_the_others_are_done(
 
 def test_without_threads_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system has none left: the caller does all of it."""
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", raising(RuntimeError("can't start new thread")))
     told, done = list[int](), list[int]()
     jobs = Jobs([lambda: done.append(1)], lambda: told.append(1))
     jobs.start(4)

@@ -19,7 +19,7 @@ from duelog.broker.protocol.failures import Refused, ServerError
 from duelog.broker.protocol.loop_calls import LoopCalls, Workers
 from duelog.broker.security.permissions import Action, Permissions
 from tests.broker.peers import FakePeer, HeldWorkers, TestLoop, idle
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore, present, raising
 
 PREFIX = "persistent://public/default/"
 ALL = f"{PREFIX}.*"
@@ -401,12 +401,8 @@ async def test_names_that_watchers_keep_have_a_bound(on_stand: OnStand) -> None:
 
 async def test_a_failure_of_the_store_is_an_error_and_the_number_is_free(on_stand: OnStand) -> None:
     """The next one is served."""
-
-    def broken(*_: object) -> list[str]:
-        raise Refused(ServerError.METADATA, "broken")
-
     async with on_stand() as (stand, peer):
-        with patch.object(watchers, "names_of", broken):
+        with patch.object(watchers, "names_of", raising(Refused(ServerError.METADATA, "broken"))):
             await stand.watch(peer)
         assert peer.take() == [commands.Error(101, ServerError.METADATA, "broken")]
         assert (len(stand.watchers), len(stand.sets), len(stand.limiter.sizes)) == (0, 0, 0)

@@ -16,7 +16,7 @@ from duelog.broker.server.connection import Connection
 from duelog.store.errors import InvalidArgument, UnknownTopic
 from tests.broker.protocol.blobs import join_blob
 from tests.broker.server.raw_client import RawClient, Serving, served_client, serving, until
-from tests.conftest import present
+from tests.conftest import present, raising
 
 BLOB = join_blob(b"", b"payload")
 
@@ -113,11 +113,7 @@ async def test_transactions_are_refused_in_their_own_form() -> None:
 
 async def test_a_service_that_breaks_beside_any_request_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """An error with the request id of none, then the end; other connections go on."""
-
-    def handler(connection: Connection, command: Any, blob: memoryview) -> None:
-        raise RuntimeError("broken")
-
-    async with serving({commands.Send: handler}) as server:
+    async with serving({commands.Send: raising(RuntimeError("broken"))}) as server:
         other, client = await RawClient.connected(server.port), await RawClient.connected(server.port)
         client.say(commands.Send(1, 1), blob=BLOB)
         error = await client.hear_a(commands.Error)

@@ -10,6 +10,7 @@ from duelog.broker.protocol import commands
 from duelog.errors import StoreFull
 from tests.broker.admin.rest import SECURED, Rest, Rows, administered
 from tests.broker.server.raw_client import RawClient
+from tests.conftest import raising
 
 ALLOW, PARTITIONS = "allowAutoTopicCreation", "defaultNumPartitions"
 FIXED, MAX = "fixedDeliveryDelayInMillis", "maxDeliveryDelayInMillis"
@@ -363,11 +364,7 @@ async def test_a_namespace_whose_policies_cannot_be_stored_is_not_made(
     """The request may be made again."""
     assert (await rest.ask("PUT", TENANT, TENANT_INFO)).status == 204
     with monkeypatch.context() as patched:
-
-        def full(*_: Any, **__: Any) -> None:
-            raise StoreFull(tmp_path, "no space")
-
-        patched.setattr(DelayedStore, "update_policies", full)
+        patched.setattr(DelayedStore, "update_policies", raising(StoreFull(tmp_path, "no space")))
         assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 507
         assert (await rest.ask("GET", NAMESPACE)).status == 404
     assert (await rest.ask("PUT", NAMESPACE, CREATED_BY_JAVA)).status == 204

@@ -16,6 +16,7 @@ from duelog.tools.store_check import check_store
 from tests.conftest import START_MS, OpenStore, in_threads
 from tests.duelog.writing_process import WritingProcess
 from tests.model.driver import copy_store
+from tests.store.wal.segments import write_at
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, background=False)
@@ -47,13 +48,6 @@ def opened(path: Path) -> list[Finding]:
     """The findings of the store opened read-only."""
     with DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS), read_only=True) as store:
         return list(store.check())
-
-
-def write_at(path: Path, at: int, content: bytes) -> None:
-    """Overwrite part of a segment."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(content)
 
 
 def put_back(crashed: Path, before: Path) -> str:

@@ -56,7 +56,7 @@ from duelog.partitions.producer_numbers import split_key
 from duelog.sending.outbox import Outbox
 from duelog.sending.producer import Producer
 from duelog.store.codec.format import Table
-from tests.conftest import applied, present
+from tests.conftest import applied, present, raising
 from tests.store.commits import until
 
 BASES = {each.__name__: each for each in (DelayedStore, Documents, Topic, Producer, Subscription, SubscriptionAdmin)}
@@ -572,14 +572,10 @@ def test_closing_a_subscription_tells_that_acknowledgements_on_their_way_failed(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is closed all the same."""
-
-    def fail(*_: object) -> NoReturn:
-        raise StoreFailed(store.path, "no disk")
-
     store.topic("t").send(b"x")
     with duelog.connect(store.path, prefetch=10) as connected:
         consumer = connected.topic("t").subscribe("s")
-        monkeypatch.setattr(consumer, "_settle", fail)
+        monkeypatch.setattr(consumer, "_settle", raising(StoreFailed(store.path, "no disk")))
         consumer.ack(consumer.receive(timeout=20))
         with pytest.raises(StoreFailed, match="no disk"):
             consumer.close()

@@ -18,7 +18,7 @@ from duelog.delivery.delivery_log import DeliveryLog, log_files, read_log
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.store.codec import format as fmt
 from duelog.store.log import catalog
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, raising
 from tests.duelog.store_state import main_of
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -113,11 +113,7 @@ def test_a_log_without_space_does_not_hold_up_deliveries(
     store: DelayedStore, topic: Topic, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk: what is handed out is not noted, and comes with its count as it was."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(28, "No space left on device")))
     consumer = topic.subscribe("s", type="shared")
     topic.send(b"x")
     assert [message.payload for message in consumer.receive()] == [b"x"]

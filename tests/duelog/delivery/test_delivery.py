@@ -14,7 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription, Topic
 from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
-from tests.conftest import START_MS, LeadingClock, OpenStore, present, tick_after
+from tests.conftest import START_MS, LeadingClock, OpenStore, present, raising, tick_after
 from tests.duelog.store_state import payloads, received
 from tests.model.driver import armed
 
@@ -278,13 +278,9 @@ def test_a_durable_acknowledgement_wakes_the_tick_only_where_it_could_not_be_wri
         woken: list[str] = []
         flusher = consumer._flusher
         monkeypatch.setattr(flusher, "_wake", lambda: woken.append("woken"))
-
-        def refuse(*_: object, **__: object) -> None:
-            raise StoreFull(store.path, "full")
-
         consumer.ack(first, durable=True)
         assert woken == []
-        with patch.object(flusher._main, "write", refuse), pytest.raises(StoreFull):
+        with patch.object(flusher._main, "write", raising(StoreFull(store.path, "full"))), pytest.raises(StoreFull):
             consumer.ack(second, durable=True)
         assert woken == ["woken"]
         assert present(flusher.due_ms()) <= clock.now_ms()

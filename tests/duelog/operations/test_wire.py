@@ -37,7 +37,7 @@ from duelog.operations.wire_loop import WireLoop
 from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
 from duelog.store.position import position_at
-from tests.conftest import present
+from tests.conftest import present, raising
 from tests.duelog.sending.putting import Held
 from tests.duelog.side_by_side import in_wal
 from tests.proof import length
@@ -204,11 +204,7 @@ def test_a_directory_that_takes_no_socket_is_logged_and_the_store_works(
     assert "CONTROL is no socket" in caplog.text
     assert (path / "CONTROL").read_text() == "mine"
     (path / "CONTROL").unlink()
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "chmod", refuse)
+    monkeypatch.setattr(os, "chmod", raising(PermissionError(1, "Operation not permitted")))
     caplog.clear()
     with DelayedStore.open(path) as store:
         store.topic("t").send(b"x")
@@ -626,11 +622,7 @@ def test_a_message_that_cannot_be_read_back_was_sent(
     store: DelayedStore, client: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is stored: an error would have it sent again. When it is due is left out, and why is logged."""
-
-    def fail(*_: object) -> None:
-        raise StoreUnavailable(store.path, "Input/output error", errno.EIO)
-
-    with patch.object(Topic, "get", fail):
+    with patch.object(Topic, "get", raising(StoreUnavailable(store.path, "Input/output error", errno.EIO))):
         sent: Any = client.ask("send", {"topic": "t", "payload": PAY, "deliver_after": 3600, "create": True})
     assert sent["due_ms"] is None
     (stored,) = store.topic("t").scheduled()

@@ -101,6 +101,11 @@ def manifested(store: DelayedStore) -> None:
     ship(store)
 
 
+def waiting(store: DelayedStore) -> set[bytes]:
+    """The payloads that wait in topic a."""
+    return {bytes(message.payload) for message in store.topic("a").scheduled()}
+
+
 def log_of(bucket: Bucket) -> list[LogObject]:
     """The log, each object checked against the one before."""
     found: list[LogObject] = []

@@ -25,7 +25,7 @@ from duelog.store.files.directory import disk_parts, occupied_bytes
 from duelog.store.wal import write_batch
 from duelog.store.wal.segment import RawGroup
 from tests.cleanup.compacting import plan_compaction
-from tests.conftest import OpenStore, applied, present
+from tests.conftest import OpenStore, applied, present, raising
 from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, manifested, restored, ship, shipping_of
 from tests.duelog.side_by_side import crashed
 from tests.duelog.store_state import payloads_after, records
@@ -286,11 +286,7 @@ def test_a_file_system_with_one_name_for_a_file_keeps_the_store_going(
     store: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bodies are read where they are, as of a store that had none of a copy when they were sent."""
-
-    def refused(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", raising(PermissionError()))
     sent = send(store)
     assert kept(store) == []
     ship(store)

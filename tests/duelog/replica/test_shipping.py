@@ -32,17 +32,13 @@ from tests.duelog.replica.faulty import (
     restored,
     ship,
     shipping_of,
+    waiting,
 )
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
 
 CONFIG = StoreConfig(replica=URL, wal_bytes=24 << 10)
 PUTS = length("DUELOG_REPLICA_PUTS", 300, 10_000)
-
-
-def waiting(store: DelayedStore) -> set[bytes]:
-    """The payloads that wait in topic a."""
-    return {bytes(message.payload) for message in store.topic("a").scheduled()}
 
 
 def of_copy(bucket: Bucket, path: Path, **moment: int) -> set[bytes]:

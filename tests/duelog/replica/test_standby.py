@@ -28,7 +28,7 @@ from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.replica_status import aside_of
 from duelog.replica.set_aside import read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
-from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of, waiting
 from tests.duelog.side_by_side import crashed
 
 LEASE_MS = 10_000
@@ -101,11 +101,6 @@ def bench(bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, monkeypatch:
     yield bench
     if not bench.leader.closed:
         bench.leader.close()
-
-
-def waiting(store: DelayedStore) -> set[bytes]:
-    """The payloads that wait in topic a."""
-    return {bytes(message.payload) for message in store.topic("a").scheduled()}
 
 
 def log_object(bucket: FaultyBucket, seq: int) -> LogObject:

@@ -13,7 +13,7 @@ from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.wal.segment import MAIN, Group, RowKind
-from tests.conftest import START_MS, OpenStore, tick_after
+from tests.conftest import START_MS, OpenStore, raising, tick_after
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, crashed, in_wal, send
 from tests.duelog.store_state import payloads
 
@@ -132,14 +132,10 @@ def test_what_is_due_fires_though_the_log_takes_no_more(
     store.topic("a").subscribe("all").close()
     send(store, 1)
     clock.advance(2 * HOUR_MS + FIRST_MS - START_MS)
-
-    def full(*_: object, **__: object) -> None:
-        raise StoreFull(store.path / "wal", "no room, says the test")
-
     with monkeypatch.context() as patch:
         patch.setattr(WalSegments, "fits", lambda *_: False)
         patch.setattr(WalSegments, "fits_reserve", lambda *_: True)
-        patch.setattr(WalSegments, "make_space", full)
+        patch.setattr(WalSegments, "make_space", raising(StoreFull(store.path / "wal", "no room, says the test")))
         with pytest.raises(StoreFull):
             send(store, 2, 5)
         assert delivered(store) == [b"1"]
@@ -153,11 +149,7 @@ def test_a_firing_that_no_group_takes_is_given_back(open_store: OpenStore, clock
     store.topic("a").subscribe("all").close()
     send(store, 1)
     clock.advance(2 * HOUR_MS + FIRST_MS - START_MS)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ValueError("refused")
-
-    with patch.object(WalWriter, "change", refuse):
+    with patch.object(WalWriter, "change", raising(ValueError("refused"))):
         store.tick()
         assert store._engine.delivery.firing.fired == 0
     clock.advance(60_000)

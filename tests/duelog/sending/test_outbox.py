@@ -12,7 +12,7 @@ import pytest
 
 from duelog import DelayedStore, MessageId, StoreConfig, Topic
 from duelog.errors import ClosedError, DuelogError, InvalidMessage, ResourceShortage
-from tests.conftest import OpenStore
+from tests.conftest import OpenStore, raising
 from tests.duelog.sending.putting import Held
 
 LIMIT_S = 60
@@ -162,11 +162,7 @@ def test_an_error_of_the_write_is_in_every_future_of_its_batch(small: DelayedSto
     held = Held(small)
     topic = small.topic("t")
     futures = [topic.send_async(b"x"), topic.send_async(b"y")]
-
-    def fail(work: object) -> Any:
-        raise RuntimeError("made up")
-
-    held._write = fail
+    held._write = raising(RuntimeError("made up"))
     held.let_go.set()
     assert all(isinstance(future.exception(LIMIT_S), RuntimeError) for future in futures)
 

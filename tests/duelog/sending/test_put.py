@@ -14,7 +14,7 @@ import pytest
 from duelog import DUPLICATE, DelayedDeliveryPolicies, DelayedStore, Message, MessageId, StoreConfig, Topic
 from duelog.errors import DelayTooLong, DuelogError, InvalidArgument, InvalidMessage, StoreFull, UnknownTopic
 from duelog.topics.producer_state import MOST_NUMBERS
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore, present, raising
 from tests.duelog.sending.putting import LIMIT_S, Heard, together
 from tests.duelog.side_by_side import crashed, in_wal
 from tests.model.driver import armed
@@ -298,10 +298,7 @@ def test_a_number_that_found_no_space_may_be_put_again(store: DelayedStore, topi
 
 
 def _full(path: Any) -> Callable[[], None]:
-    def full() -> None:
-        raise StoreFull(path, "made up")
-
-    return full
+    return raising(StoreFull(path, "made up"))
 
 
 def test_a_put_and_a_call_that_send_one_number_at_once_store_it_once(topic: Topic) -> None:

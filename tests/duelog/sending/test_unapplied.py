@@ -1,6 +1,5 @@
 """Operations on a store with unapplied messages: the same as after they are applied, and after a crash."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,15 +7,11 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from tests.conftest import START_MS, OpenStore, applied, tick_after
+from tests.duelog.side_by_side import crashed
 from tests.duelog.store_state import payloads_after
 
 HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=4, max_clock_jump_ms=None)
-
-
-def crashed(store: DelayedStore, path: Path) -> Path:
-    """The files as they are now."""
-    return Path(shutil.copytree(store.path, path / "crashed"))
 
 
 def fill(store: DelayedStore, *names: str) -> None:
@@ -44,7 +39,7 @@ def test_a_topic_is_deleted_with_what_is_unapplied_of_it(
     fill(store, "a", "b")
     store.delete_topic("a")
     if after_a_crash:
-        store = open_store(crashed(store, tmp_path), CONFIG)
+        store = open_store(crashed(store, tmp_path / "crashed"), CONFIG)
     assert [topic.name.rpartition("/")[2] for topic in store.topics()] == ["b"]
     fill(store, "a")
     store.topic("a").send(b"99", deliver_after=1)
@@ -65,7 +60,7 @@ def test_ledgers_that_filled_in_the_log_are_trimmed_once_acknowledged(
     with store.topic("a").subscribe("s") as reader:
         reader.ack(reader.receive(100), durable=True)
     if after_a_crash:
-        store = open_store(crashed(store, tmp_path), CONFIG)
+        store = open_store(crashed(store, tmp_path / "crashed"), CONFIG)
     store.tick()
     tick_after(store, clock, 5 * HOUR_MS)
     assert received(store, "a", clock) == list(range(10, 30))

@@ -12,7 +12,7 @@ from duelog.errors import DuelogError, InvalidArgument, StoreFull, UnknownSubscr
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.topics.ack_flusher import AckFlusher
 from duelog.topics.dead_letters import DeadLetters
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import START_MS, OpenStore, raising
 from tests.duelog.store_state import payloads, payloads_of
 from tests.model.driver import armed
 
@@ -39,17 +39,13 @@ def by_payload(store: DelayedStore) -> list[bytes]:
 
 def test_a_burial_that_finds_no_space_keeps_back_that_message_alone(store: DelayedStore, clock: ManualClock) -> None:
     """The rest of the batch is delivered, no delivery of it counts as failed, and the message is buried later, once."""
-
-    def full(*_: object) -> None:
-        raise StoreFull(store.path, "made up")
-
     topic = store.topic("t")
     topic.send(b"dead")
     with topic.subscribe("s") as consumer:
         for _ in range(2):
             consumer.nack(consumer.receive(), delay=0)
         topic.send_batch([Message(body) for body in (b"a", b"b", b"c")])
-        with patch.object(DeadLetters, "bury", full):
+        with patch.object(DeadLetters, "bury", raising(StoreFull(store.path, "made up"))):
             assert [(each.payload, each.redelivery_count) for each in consumer.receive(3)] == [(b"a", 0), (b"b", 0)]
             assert [each.payload for each in consumer.receive(1)] == [b"c"]
             for _ in range(5):
@@ -69,12 +65,8 @@ def test_a_flush_that_finds_no_space_keeps_no_message_from_its_consumer(open_sto
     """Changes left by an earlier delivery do not fail the next one, whose messages nobody would get."""
     store = open_store(config=dataclasses.replace(CONFIG, ack_flush_ms=0))
     topic = store.topic("t")
-
-    def full() -> None:
-        raise StoreFull(store.path, "made up")
-
     topic.send_batch([Message(body) for body in (b"a", b"b")])
-    with topic.subscribe("s") as consumer, armed("acks.before", full):
+    with topic.subscribe("s") as consumer, armed("acks.before", raising(StoreFull(store.path, "made up"))):
         with pytest.raises(StoreFull):
             consumer.nack(consumer.receive(), delay=60)
         assert [(each.payload, each.redelivery_count) for each in consumer.receive(10)] == [(b"b", 0)]

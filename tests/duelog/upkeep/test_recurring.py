@@ -11,7 +11,7 @@ from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import Timetable
-from tests.conftest import START_MS, OpenStore, Plant
+from tests.conftest import START_MS, OpenStore, Plant, raising
 
 FACES = True
 
@@ -128,12 +128,8 @@ def test_a_failure_between_entry_and_record_neither_loses_nor_doubles(
 ) -> None:
     """Nothing of it is there; the next tick, or the next start, does it again."""
     store.topic("t").every("beat", interval=3_600, payload=b"x")
-
-    def full(*_: object) -> None:
-        raise StoreFull(store.path, "made up")
-
     clock.advance(HOUR_MS)
-    monkeypatch.setattr(PendingEntries, "_append", full)
+    monkeypatch.setattr(PendingEntries, "_append", raising(StoreFull(store.path, "made up")))
     for _ in range(2):
         with pytest.raises(StoreFull):
             store.tick()

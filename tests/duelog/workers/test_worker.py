@@ -33,7 +33,7 @@ from duelog import (
 from duelog.errors import ClosedError, HandlersHang, InvalidArgument, StoreFailed, StoreFull
 from duelog.store.clock import Monitor
 from duelog.workers.task_runner import LONGEST_BACKOFF_MS, Task, reason_of
-from tests.conftest import OpenStore, present
+from tests.conftest import OpenStore, present, raising
 from tests.store.commits import until
 
 FIRING = StoreConfig(background=True)
@@ -473,13 +473,9 @@ def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
 
 def test_a_store_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run any more, and no signal is needed."""
-
-    def poll(*_: Any) -> Any:
-        raise StoreFailed(tmp_path, "planted")
-
     worker = Worker(tmp_path / "s")
     worker.task("t")(print)
-    monkeypatch.setattr("duelog.subscription.Subscription.poll", poll)
+    monkeypatch.setattr("duelog.subscription.Subscription.poll", raising(StoreFailed(tmp_path, "planted")))
     with pytest.raises(StoreFailed, match="planted"):
         worker.run()
     assert repr(worker) == "<Worker 'worker', 1 task, stopped>"
@@ -582,15 +578,12 @@ def test_a_backoff_that_raises_is_a_minute_and_ends_no_thread_of_its_task(
 ) -> None:
     """The message is not lost by it."""
 
-    def backoff(failed: int, error: BaseException) -> int:
-        raise raised
-
     def fail(message: ReceivedMessage) -> None:
         if bench.log.add(message.payload) == 1:
             raise RuntimeError
 
     bench.store.topic("t").send(b"x")
-    worker = bench.run(both_kinds(fail)[kind], concurrency=1, backoff=backoff)
+    worker = bench.run(both_kinds(fail)[kind], concurrency=1, backoff=raising(raised()))
     bench.log.wait(1)
     await_retry(bench.store)
     bench.clock.advance(60_000)

@@ -26,7 +26,7 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import BrokenInvariant, ClosedError, DamagedStore, ResourceShortage, StoreFailed, StoreFull
 from duelog.store.files.directory import InPlace
 from duelog.store.listener import StoreListener
-from tests.conftest import in_threads, present
+from tests.conftest import in_threads, present, raising
 from tests.store import commits
 from tests.store.commits import BULK, KEY, PATIENCE_S, outcomes_of, putting, raw_value, spy_on, until
 
@@ -256,11 +256,7 @@ def test_a_commit_that_breaks_off_leaves_no_transaction_open(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the error was, and though it is kept with its traceback: other threads would wait for ever."""
-
-    def break_off(transaction: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(commits._SpiedTransaction, "commit", break_off)
+    monkeypatch.setattr(commits._SpiedTransaction, "commit", raising(MemoryError()))
     spy_on(environment)
     with pytest.raises(MemoryError) as kept:
         environment.write(putting(KEY, b"v"))
@@ -525,11 +521,7 @@ def filled(path: Path) -> Path:
 
 def refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> DamagedStore:
     """The error with which `path` is refused before LMDB opens it."""
-
-    def opened(*_: object, **__: object) -> None:
-        raise AssertionError("LMDB opened it")
-
-    with patch.object(lmdb, "open", opened), pytest.raises(DamagedStore) as caught:
+    with patch.object(lmdb, "open", raising(AssertionError("LMDB opened it"))), pytest.raises(DamagedStore) as caught:
         Environment(path, name="main")
     assert str(path) in str(caught.value)
     return caught.value

@@ -52,7 +52,7 @@ from duelog.store.log.ledger import find_tail, find_tails
 from duelog.store.log.scan import RunFinder, runs
 from duelog.store.wal.segment import Row
 from duelog.store.wal.write_batch import WriteBatch, add_row
-from tests.conftest import present
+from tests.conftest import present, raising
 from tests.proof import length
 from tests.store.commits import beside
 
@@ -187,11 +187,7 @@ def test_a_scan_goes_on_beside_groups_and_after_one_that_was_interrupted(monkeyp
     assert found == sorted(set(found))
     assert set(found) >= {b"%04d" % at for at in range(0, 1_000, 2)}
     with monkeypatch.context() as patched:
-
-        def interrupt(keys: object, fresh: object) -> None:
-            raise KeyboardInterrupt
-
-        patched.setattr(SortedSet, "update", interrupt)
+        patched.setattr(SortedSet, "update", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             next(records.between(b"", PAST))
     assert [key for key, _ in records.between(b"", PAST)] == [b"%04d" % at for at in range(1_000)]
@@ -258,13 +254,9 @@ def test_a_commit_that_fails_leaves_everything_unapplied(
     add(memtable, 7, 0, 2)
     memtable.view.add_record(KEY, b"new")
     memtable.view.change_bits(NUMBERS, BitChange(BitMap64([1]), BitMap64()))
-
-    def refuse(transaction: Transaction) -> None:
-        raise LookupError
-
     if where == "work":
         with pytest.raises(LookupError):
-            opened.write(refuse)
+            opened.write(raising(LookupError()))
     else:
         monkeypatch.setattr(opened, "_grow", lambda: False)
         with pytest.raises(StoreFull):

@@ -29,6 +29,7 @@ from duelog.store.wal.segment import (
     write_segment,
 )
 from duelog.store.wal.segment_file import make_file
+from tests.conftest import raising
 from tests.store.wal.segments import GROUPS_AT, SECTOR, SIZE, STORE_ID, flip, make_segment, numbers, row, write_at
 
 
@@ -121,11 +122,7 @@ def test_a_disk_without_direct_writes_has_groups_written_through_the_page_cache(
     segment: Segment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of sectors of 4 KiB refuses what is aligned to 512 bytes: the group is written and flushed."""
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(os, "pwritev", refuse)
+    monkeypatch.setattr(os, "pwritev", raising(OSError(errno.EINVAL, os.strerror(errno.EINVAL))))
     for number in (1, 2):
         segment.append(GroupContent.of([row(number)]), flush=True)
     assert segment.is_flushed

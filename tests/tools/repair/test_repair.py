@@ -14,6 +14,7 @@ from duelog.tools.store_check import check_store
 from tests.disaster.damage import CONFIG, Facts, Outcome, build, copy, use
 from tests.disaster.running import forked
 from tests.proof import length
+from tests.store.wal.segments import flip
 
 SEED = 7
 TRIALS = length("DUELOG_REPAIR_TRIALS", 15, 40)
@@ -49,15 +50,6 @@ def once_in(file: Path, facts: Facts) -> list[str]:
     return [each for each, payload in payloads.items() if content.count(payload) == records.count(payload) == 1]
 
 
-def flip(path: Path, at: int) -> None:
-    """Flip a bit."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 16]))
-
-
 def test_a_whole_store_is_left_alone(place: Path, facts: Facts, tmp_path: Path) -> None:
     """Nothing is written, no file of given-up things is made."""
     store = copy(place / "whole", tmp_path / "copy")
@@ -73,7 +65,7 @@ def test_a_damaged_payload_is_discarded_and_the_others_are_delivered(place: Path
     content = file.read_bytes()
     victim = max(once_in(file, facts), key=lambda each: len(facts.payloads[each]))
     at = content.index(facts.payloads[victim].encode())
-    flip(file, at + 3)
+    flip(file, at + 3, 4)
     assert {found.code for found in check_store(store, deep=True)} == {"corrupt-entry"}
     assert repair_store(store, tmp_path / "given-up").left == []
     (line,) = [json.loads(line) for line in (tmp_path / "given-up").read_text().splitlines()]
@@ -92,7 +84,7 @@ def test_what_was_quarantined_is_released(place: Path, facts: Facts, tmp_path: P
     file = sorted(store.glob("partitions/*/*/data.mdb"))[-1]
     content = file.read_bytes()
     victim = once_in(file, facts)[0]
-    flip(file, content.index(facts.payloads[victim].encode()))
+    flip(file, content.index(facts.payloads[victim].encode()), 4)
     assert after(store, tmp_path / "report").missing(facts) == {victim}
     assert "set-aside" in {found.code for found in check_store(store)}
     assert repair_store(store, tmp_path / "given-up").left == []
@@ -125,7 +117,7 @@ def test_random_damage_is_repaired_or_said_to_be_left(place: Path, facts: Facts,
         store = copy(place / "whole", tmp_path / "copy")
         file = random_.choice(sorted(store.glob("**/data.mdb")))
         for _ in range(3):
-            flip(file, random_.randrange(2 * PAGE, file.stat().st_size))
+            flip(file, random_.randrange(2 * PAGE, file.stat().st_size), 4)
         if not check_store(store, deep=True):
             continue
         given_up = tmp_path / f"given-up-{number}"
