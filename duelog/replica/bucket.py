@@ -31,6 +31,7 @@ _TIMEOUTS: dict[str, Any] = {"timeout": "30s", "connect_timeout": "5s", "allow_h
 _NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 _LONGEST_REASON = 300
+_PIECE_BYTES = 1 << 20
 _AHEAD = 16
 """Log objects that are read at once: each takes the time of an answer, however small it is."""
 
@@ -169,11 +170,17 @@ class Bucket:
                 found = self._api.get(self._store, name)
             except FileNotFoundError:
                 return None
-        return self._pieces(found)
+        return self._pieces(name, found)
 
-    def _pieces(self, found: Any) -> Iterator[bytes]:
+    def _pieces(self, name: str, found: Any) -> Iterator[bytes]:
         with self._answered():
-            for piece in found.stream(min_chunk_size=1 << 20):
+            if self.url.startswith("file:"):  # a stream of it takes 15 times the processor time: it reads 8 KiB at once
+                size = found.meta["size"]
+                for start in range(0, size, _PIECE_BYTES):
+                    end = min(start + _PIECE_BYTES, size)
+                    yield bytes(self._api.get_range(self._store, name, start=start, end=end))
+                return
+            for piece in found.stream(min_chunk_size=_PIECE_BYTES):
                 yield bytes(piece)
 
     def listing(self, folder: str, offset: str | None = None) -> list[Listed]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import obstore.store
 import pytest
@@ -103,7 +104,7 @@ def test_numbers_are_listed_from_one_on(bucket: Bucket) -> None:
 def test_files_are_put_listed_downloaded_and_removed(bucket: Bucket, tmp_path: Path) -> None:
     """A large one by parts; one that is not there is passed over."""
     path = tmp_path / "large"
-    path.write_bytes(bytes(range(256)) * 50_000)
+    path.write_bytes(Random(1).randbytes(12_800_000))
     bucket.put("files/large.mdb", path)
     assert b"".join(present(bucket.download("files/large.mdb"))) == path.read_bytes()
     assert [(each.name, each.size) for each in bucket.listing("files")] == [("files/large.mdb", 12_800_000)]
