@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 from duelog.broker.configuration import BrokerConfig
@@ -11,8 +12,9 @@ from duelog.broker.protocol import commands
 from duelog.broker.protocol.entry import MessageMetadata
 from duelog.broker.protocol.fields import ENCODERS, Command
 from duelog.broker.protocol.frames import Frame, FrameCutter, head
+from duelog.broker.protocol.states import Session
 from duelog.broker.security.authentication import Authentication
-from duelog.broker.server.connection import Connection, Handler, Login
+from duelog.broker.server.connection import Connection, Fail, Handler, Login
 from duelog.broker.server.service import Listeners
 from tests.broker.protocol.blobs import join_blob
 
@@ -110,8 +112,8 @@ def end_clients() -> None:
     RawClient.open_ones.clear()
 
 
-_CHECK_S = 0.02
-"""Seconds between two looks at credentials."""
+_CHECK_S = 3_600
+"""Seconds between two looks at credentials: a test looks at them itself (`Serving.look_at_credentials`)."""
 
 
 class Serving:
@@ -124,6 +126,7 @@ class Serving:
         self.config = BrokerConfig(**{**values, **settings})
         self.gone: list[Connection] = []
         self.seen: list[Connection] = []
+        self.logins: list[Login] = []
         self.now_ms = 0
         self.port = 0
         self.listeners = Listeners(
@@ -131,10 +134,22 @@ class Serving:
             {**handlers, commands.Flow: self._flow},
             server_version="duelog-test",
             gone=self.gone.append,
-            admission=lambda _, session, fail: Login(
-                authentication or Authentication({}), session, lambda: self.now_ms, _CHECK_S, fail
-            ),
+            admission=partial(self._login, authentication or Authentication({})),
         )
+
+    def _login(self, authentication: Authentication, connection: Connection, session: Session, fail: Fail) -> Login:
+        self.logins.append(Login(authentication, session, lambda: self.now_ms, _CHECK_S, fail))
+        return self.logins[-1]
+
+    def look_at_credentials(self) -> None:
+        """Look whether those of any connection have expired."""
+        for login in self.logins:
+            login._check()
+
+    async def has_answers(self) -> None:
+        """Wait until every connection that was asked for new credentials has given some that will do."""
+        while any(login._challenged for login in self.logins):
+            await asyncio.sleep(0)
 
     def _flow(self, connection: Connection, command: commands.Flow, blob: memoryview) -> None:
         """FLOW shows the connection to the test."""

@@ -358,13 +358,18 @@ async def test_credentials_that_expire_are_asked_for_again(fresh: bytes | None, 
             server.port, auth_method_name="token", auth_data=b"me:1000", feature_flags=flags
         )
         server.now_ms = 1_000
+        server.look_at_credentials()
         challenge = await client.hear_a(commands.AuthChallenge)
         assert challenge.challenge == commands.AuthData("token", b"PulsarAuthRefresh")
         if fresh is not None:
             client.say(commands.AuthResponse("test", commands.AuthData("token", fresh)))
+        else:
+            server.look_at_credentials()
         if goes_on:
+            await server.has_answers()
             assert (await server.meet(client)).role == "me"
             server.now_ms = 5_000
+            server.look_at_credentials()
             assert isinstance(await client.hear(), commands.AuthChallenge)
         else:
             error = await client.hear_a(commands.Error)
