@@ -417,7 +417,7 @@ class RawGroup(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of all of it."""
-        return len(self.content) + sum(map(len, self.bodies))
+        return len(self.content) + sum(map(len, self.bodies)) if self.bodies else len(self.content)
 
     def is_intact(self, store_id: bytes) -> bool:
         """Return whether its bytes are those that were written; the bodies that it names are not looked at."""
