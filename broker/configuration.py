@@ -94,7 +94,7 @@ class ServiceConfig:
     placement_file: Path | None = None
     """Which broker serves which namespace, where there are several; a proxy without it asks `broker_urls`."""
     placement_refresh_seconds: float = 2
-    """Seconds between two looks at the file."""
+    """Seconds between two looks at the file, and at the copies it names, for who leads them."""
     broker_client_trust_certs_file_path: Path | None = None
     """Certificates that those of brokers are checked by, for pulsar+ssl; None: those that this machine trusts."""
 

@@ -328,7 +328,7 @@ class Proxy(Service):
     async def _health(self, _: Request) -> Reply:
         """OK, or 503 and the brokers that cannot be reached."""
         found = await asyncio.gather(*map(self._failure_of, self._brokers.all()))
-        failures = [each for each in found if each is not None]
+        failures = [*self._brokers.not_found(), *(each for each in found if each is not None)]
         if failures:
             raise HttpError(503, "; ".join(failures))
         return Reply(b"ok", content_type="text/plain")

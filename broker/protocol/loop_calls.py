@@ -140,14 +140,14 @@ class KeptUp(Generic[T]):
 async def keep_refreshing(
     look: Callable[[], bool], every_s: float, changed: Callable[[], object] = lambda: None
 ) -> None:
-    """Call `look` in a worker again and again, and `changed` where it says so, until the task is cancelled.
+    """Call `look` in a worker at once and again and again, and `changed` where it says so, until the task is cancelled.
 
     What either raises is logged, and the next look comes all the same.
     """
     while True:
-        await asyncio.sleep(every_s)
         try:
             if await asyncio.to_thread(look):
                 changed()
         except Exception:
             _log.exception("files that may have changed could not be looked at")
+        await asyncio.sleep(every_s)

@@ -19,6 +19,7 @@ from tests.tools.command_line import json_of, ok, refused
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 pytest.importorskip("obstore", reason="needs duelog[replica]")
 
+from duelog.broker.cluster.placement import PlacementFile
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker
 from duelog.broker.server.turns import Turns, _Way
@@ -74,6 +75,22 @@ def test_clients_go_on_with_the_machine_that_leads(machines: Machines, tmp_path:
         assert list(store.check(deep=True)) == []
         found = sorted(bytes(message.payload) for message in store.topic("a").scheduled())
         assert found == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.kill
+def test_a_placement_table_finds_the_machine_that_leads_by_the_copy(machines: Machines, tmp_path: Path) -> None:
+    """Before a takeover and after it."""
+    table = tmp_path / "placement.toml"
+    table.write_text(f'default = "a"\n[brokers.a]\nreplica = "{(tmp_path / "copy").as_uri()}"\n', encoding="utf-8")
+    file = PlacementFile(table)
+
+    def is_led_by(name: str) -> bool:
+        file.refresh()
+        return file.table.brokers["a"].url == machines.addresses[name][0]
+
+    machines.wait(lambda: is_led_by("one"))
+    machines.end("one")
+    machines.wait(lambda: is_led_by("two"))
 
 
 @pytest.mark.kill
