@@ -201,14 +201,22 @@ class Environment:
             if self._env is not VACANT:
                 return
             self.in_place = InPlace(f"{self.path}/data.mdb")  # before it is opened: of two files it is none
-            self._env, self._map_bytes = self._open_lmdb(
-                self.path, map_bytes=self._map_bytes, for_commits=create, create=create
+            for_commits = create or (self.has_unapplied and not self.read_only)  # a checkpoint is to apply them
+            opened, self._map_bytes = self._open_lmdb(
+                self.path, map_bytes=self._map_bytes, for_commits=for_commits, create=create
             )
-            if create:
-                self._use_for_commits(RUN_PREFIX)
+            self._env = opened
+            if for_commits:
+                try:
+                    self._use_for_commits()
+                except BaseException:
+                    opened.close()  # else this process could not open it again
+                    raise
 
-    def _use_for_commits(self, last_run: bytes) -> None:
-        self._last_run = last_run
+    def _use_for_commits(self) -> None:
+        with self._env.begin() as raw:
+            cursor = raw.cursor()
+            self._last_run = max(bytes(cursor.key()), RUN_PREFIX) if cursor.last() else RUN_PREFIX
         self._page_bytes: int = self._env.stat()["psize"]
         self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
         self.takes_commits = True
@@ -229,9 +237,7 @@ class Environment:
                     self._env, _ = self._open_lmdb(self.path, map_bytes=self._map_bytes)
                     raise
             self.in_place.verify()
-            with self._env.begin() as raw:
-                cursor = raw.cursor()
-                self._use_for_commits(max(bytes(cursor.key()), RUN_PREFIX) if cursor.last() else RUN_PREFIX)
+            self._use_for_commits()
         except (StoreFull, ResourceShortage):
             raise
         except BaseException as error:
@@ -382,7 +388,7 @@ class Environment:
         try:
             self.in_place = InPlace(f"{self.path}/data.mdb")
             self._env = opened
-            self._use_for_commits(transaction.last_run)
+            self._use_for_commits()
             reach("commit.after")
             transaction.committed()
         except BaseException as error:

@@ -103,6 +103,22 @@ def test_of_the_partitions_that_stay_open_few_were_written_to(
     assert partitions.open_count() == 2
 
 
+def test_a_partition_with_unapplied_rows_is_opened_for_writing_at_once(open_store: OpenStore) -> None:
+    """A checkpoint of many partitions would open each of them twice."""
+    store = open_store(config=CONFIG)
+    for hour in range(2):
+        send(store, hour, hour)
+        applied(store)
+    store.close()
+    again = open_store(config=replace(CONFIG, max_open_partitions=1))
+    first = present(again._engine.storage.partitions.get(FIRST_MS))
+    for hour in range(2):
+        send(again, hour, hour)
+    assert not first.is_open
+    with again._engine.storage.partitions.lease(first):
+        assert first.takes_commits
+
+
 @pytest.mark.parametrize(
     ("descriptors", "config", "expected"),
     [
