@@ -187,7 +187,7 @@ class Transaction:
         self._reschedules: dict[TopicName, list[_Reschedule]] = {}
         self._documents: list[tuple[Callable[[Any], Any], Result[Any]]] = []
         self._results: list[Result[Any]] = []
-        """Of all operations; the last run of their units of work leaves their values."""
+        """Results of all operations; the last run of their units of work leaves their values."""
         self._ended = False
         self._numbers: tuple[str, int] | None = None
         """Name of a producer, and the number under which it is stored once; None: without one."""

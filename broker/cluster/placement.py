@@ -345,7 +345,7 @@ class KnownBrokers:
         yield from dict.fromkeys([*self._told, *(each.address for each in brokers if each.url)])
 
     def not_found(self) -> list[str]:
-        """Of each broker whose address is not known yet, why."""
+        """Say of each broker whose address is not known yet why that is."""
         brokers = [] if self._file is None else self._file.table.brokers.values()
         return [each.not_found for each in brokers if each.not_found]
 
