@@ -554,7 +554,7 @@ class Environment:
 
     def hold(self) -> HeldRead:
         """Hold the state of this moment, without unapplied rows, until it is released. Raises as `read`."""
-        if not (self.takes_commits or self.read_only):
+        if not (self.takes_commits or self.read_only or self.is_vacant):
             with self._committing:
                 self._check_open()
                 if self.failed is None:
