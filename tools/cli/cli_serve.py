@@ -7,9 +7,9 @@ import dataclasses
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("duelog.worker")
 
 _PAUSE_S = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+_AS_TOLD = (0, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of a child that was told to stop: by the signal itself, where it came before the child heard signals."""
 
 
 class Processes:
@@ -41,47 +44,68 @@ class Processes:
         self._work = work
         self._count = count
         self._children: set[int] = set()
-        self._stopping = False
 
     def run(self) -> None:
         """Keep them running until this process is told to stop; then wait until all have ended.
 
-        Raises DuelogError where one has ended by an error after that.
+        Signals come through a pipe: one that came as this thread fell asleep in `wait` would not end that. Raises
+        DuelogError where a child has ended by an error after this process was told to stop.
         """
-        before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
-        failed = 0
+        pipe, end = os.pipe()
+        os.set_blocking(end, False)
+        wakeup = signal.set_wakeup_fd(end)
+        before = {number: signal.signal(number, _go_on) for number in _SIGNALS}
+        stopping, failed = False, 0
         try:
             for _ in range(self._count):
                 self._begin()
-            while self._children:
-                child, status = os.wait()
-                self._children.discard(child)
-                code = os.waitstatus_to_exitcode(status)
-                if self._stopping:
-                    failed += code != 0
+            while self._children or not stopping:
+                pause_s = None if stopping or len(self._children) == self._count else _PAUSE_S
+                if not select.select([pipe], (), (), pause_s)[0]:
+                    while len(self._children) < self._count:
+                        self._begin()
                     continue
-                _log.error("process %d has ended with status %d: another takes its place", child, code)
-                time.sleep(_PAUSE_S)
-                if not self._stopping:
-                    self._begin()
+                (number,) = os.read(pipe, 1)
+                if number == signal.SIGCHLD:
+                    codes = self._ended()
+                    failed += stopping and sum(code not in _AS_TOLD for code in codes.values())
+                    for child, code in () if stopping else codes.items():
+                        _log.error("process %d has ended with status %d: another takes its place", child, code)
+                else:
+                    stopping = True
+                    for child in self._children:
+                        os.kill(child, number)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            os.close(pipe)
+            os.close(end)
         if failed:
             raise DuelogError(f"{failed} of {self._count} processes ended with an error")
 
+    def _ended(self) -> dict[int, int]:
+        """The children that have ended since the last call, and the exit codes."""
+        ended = {
+            child: status for child in self._children for child, status in [os.waitpid(child, os.WNOHANG)] if child
+        }
+        self._children -= ended.keys()
+        return {child: os.waitstatus_to_exitcode(status) for child, status in ended.items()}
+
     def _begin(self) -> None:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the pipe would have a signal of the child
         child = os.fork()
         if child:
             self._children.add(child)
-            if self._stopping:  # told so meanwhile
-                os.kill(child, signal.SIGTERM)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return
         status = 1
         try:
             os.setpgid(0, 0)  # a Ctrl-C of the terminal comes once, by way of the parent
-            for number in (signal.SIGTERM, signal.SIGINT):
+            signal.set_wakeup_fd(-1)
+            for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._work()
             status = 0
         except DuelogError as error:
@@ -91,10 +115,9 @@ class Processes:
         finally:
             os._exit(status)
 
-    def _heard(self, number: int, _: FrameType | None) -> None:
-        self._stopping = True
-        for child in self._children:
-            os.kill(child, number)
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Take a signal whose number is in the pipe."""
 
 
 app = typer.Typer()

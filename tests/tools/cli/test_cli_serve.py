@@ -200,6 +200,38 @@ def test_a_worker_from_a_shell_runs_until_it_is_told_to_stop(program: Path, sour
         assert store.topic("reminders").subscription("mailer").stats().backlog == 0
 
 
+PROCESSES = """
+import os, signal, threading, time
+from duelog.tools.cli.cli_serve import Processes
+
+begun, begins = os.pipe()
+
+def work():
+    os.write(begins, b"x")
+    signal.pause()
+
+def tell():
+    os.read(begun, 1)
+    while open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0)
+    signal.raise_signal(signal.SIGTERM)
+
+threading.Thread(target=tell).start()
+Processes(work, 1).run()
+"""
+
+
+def test_a_signal_that_does_not_wake_the_parent_of_several_workers_is_passed_on_all_the_same() -> None:
+    """One that comes as it falls asleep was lost; here a thread takes it. A child that had not begun is no error."""
+    command = [sys.executable, "-W", "ignore", "-c", PROCESSES]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        try:
+            assert (running.communicate(timeout=30)[1], running.returncode) == ("", 0)
+        finally:
+            if running.returncode is None:
+                os.killpg(running.pid, signal.SIGKILL)
+
+
 NO_WORKERS: list[tuple[str, str]] = [
     ("mails", "expected the form"),
     ("mails:", "expected the form"),
