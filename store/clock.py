@@ -16,6 +16,10 @@ from .errors import InvalidArgument
 MAX_WAIT_S = 60.0
 """Longest single real wait, in seconds: a wall clock that is set forward meanwhile is noticed after it."""
 
+HEAR_S = 1.0
+"""Longest single real wait of a main thread, in seconds. Python runs the handlers of signals in that thread, once it is
+awake, and a signal that comes as the thread falls asleep does not wake it."""
+
 
 class Monitor(threading.Condition):
     """A condition whose lock is taken by ``with monitor.lock``.
@@ -27,6 +31,12 @@ class Monitor(threading.Condition):
     def __init__(self) -> None:
         self.lock = threading.RLock()
         super().__init__(self.lock)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as Condition does, in the main thread for at most `HEAR_S`: the caller looks again in a loop."""
+        if threading.get_ident() == threading.main_thread().ident:
+            timeout = HEAR_S if timeout is None else min(timeout, HEAR_S)
+        return super().wait(timeout)
 
 
 class Clock(ABC):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from duelog.operations.wire_client import Call, Connection, is_gone
+from duelog.store.clock import Monitor
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import MessageId
 
@@ -34,7 +35,7 @@ class PushedMessages:
         self._start = start
         self._most = most
         self._connection = connection
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._messages: deque[ReceivedMessage] = deque()
         self._asked = False
         self._none = False
@@ -48,7 +49,7 @@ class PushedMessages:
         """Wait for messages; at most so many, none: the time is over, or `stopped()`. Raises what asking did."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            with self._changed:
+            with self._changed.lock:
                 while self._messages and self._messages[0]._connection != self._connection.count:  # given back
                     self._messages.popleft()
                 wanted = 0 if self._asked or self._error is not None else self._most - len(self._messages)
@@ -59,10 +60,10 @@ class PushedMessages:
                 try:
                     self._start(wanted, self._come)
                 except BaseException:
-                    with self._changed:
+                    with self._changed.lock:
                         self._asked = False
                     raise
-            with self._changed:
+            with self._changed.lock:
                 if stopped():
                     return []
                 if self._messages:
@@ -78,12 +79,12 @@ class PushedMessages:
 
     def wake(self) -> None:
         """Have `stopped` asked again."""
-        with self._changed:
+        with self._changed.lock:
             self._changed.notify_all()
 
     def _come(self, call: Call) -> None:
         """Take an answer. In the thread that reads."""
-        with self._changed:
+        with self._changed.lock:
             self._asked = False
             if call.error is not None:
                 self._error = call.error
@@ -100,7 +101,7 @@ class Acknowledging:
     def __init__(self, send: Callable[[Sequence[MessageId]], object]) -> None:
         """send: acknowledges positions, and waits for the answer."""
         self._send = send
-        self._changed = threading.Condition()
+        self._changed = Monitor()
         self._positions: list[MessageId] = []
         self._sending = False
         self._ended = False
@@ -110,7 +111,7 @@ class Acknowledging:
 
     def add(self, positions: Sequence[MessageId]) -> None:
         """Have positions acknowledged soon. Raises what an earlier request did."""
-        with self._changed:
+        with self._changed.lock:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
@@ -119,13 +120,13 @@ class Acknowledging:
 
     def wait(self) -> None:
         """Wait until what was added is answered."""
-        with self._changed:
+        with self._changed.lock:
             while self._positions or self._sending:
                 self._changed.wait()
 
     def close(self) -> None:
         """Send what there is; wait until that is answered. Raises what one did, unless the other is gone."""
-        with self._changed:
+        with self._changed.lock:
             self._ended = True
             self._changed.notify_all()
         self._thread.join()
@@ -134,14 +135,14 @@ class Acknowledging:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._changed.lock:
                 self._sending = False
                 self._changed.notify_all()
                 while not (self._positions or self._ended):
                     self._changed.wait()
                 positions, self._positions, self._sending = self._positions, [], True
             if not positions:
-                with self._changed:
+                with self._changed.lock:
                     self._sending = False
                 return
             try:

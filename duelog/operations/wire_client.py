@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 from weakref import WeakSet
 
+from duelog.store.clock import HEAR_S
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.files.process import here
 
@@ -115,9 +116,8 @@ class Call:
     def attend(self) -> None:
         """Wait until it is finished."""
         self.reading(self)
-        if not self.finished:
-            with self.ready:
-                pass
+        while not self.finished:
+            self.ready.acquire(timeout=HEAR_S)
 
     def wait(self) -> Any:
         """The result. Raises what the other process raised; Disconnected."""
@@ -435,7 +435,8 @@ class Connection:
         try:
             while not (call.finished if call is not None else self._alone >= _ALONE and not self._calls):
                 if call is not None and not self._has_more():
-                    self._readable.poll()
+                    while not self._readable.poll(HEAR_S * 1000):
+                        pass
                 amid = True
                 bodies = self._frames.receive(self._socket, self._room)
                 if bodies is None:

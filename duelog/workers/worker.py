@@ -33,10 +33,6 @@ Handler = TypeVar("Handler", bound=Callable[[TaskMessage], Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_HEAR_MS = 1_000
-"""How long the main thread sleeps at most. It runs the handler of a signal when it is awake, and a signal that comes
-as it falls asleep, or that another thread takes, does not wake it."""
-
 
 class TaskDecorator(Protocol):
     """Makes a task of a function: of a message, which stays as it is, or of arguments, which can be sent."""
@@ -262,7 +258,7 @@ class Worker:
             with self._monitor.lock:
                 self._asked = True
                 while self._busy and not self._hurry and self._clock.now_ms() < deadline_ms:
-                    self._clock.wait(self._monitor, min(deadline_ms, self._clock.now_ms() + _HEAR_MS))
+                    self._clock.wait(self._monitor, deadline_ms)
             with self._ending:
                 self._store = None
                 self._left = sum(runner.close() for runner in self._runners)
@@ -296,7 +292,7 @@ class Worker:
             try:
                 with self._monitor.lock:
                     while not self._asked and all(runner.receiving for runner in runners):
-                        self._monitor.wait(_HEAR_MS / 1000)
+                        self._monitor.wait()
             finally:
                 left = self.stop()
         for runner in runners:

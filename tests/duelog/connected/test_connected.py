@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -57,6 +58,7 @@ from duelog.sending.outbox import Outbox
 from duelog.sending.producer import Producer
 from duelog.store.codec.format import Table
 from tests.conftest import applied, present, raising
+from tests.duelog.unwoken import interrupt_of_sleeping
 from tests.store.commits import until
 
 BASES = {each.__name__: each for each in (DelayedStore, Documents, Topic, Producer, Subscription, SubscriptionAdmin)}
@@ -400,6 +402,26 @@ def test_an_interrupt_while_a_call_waits_changes_nothing_and_one_amid_an_answer_
     if not amid:
         store.topic("t").send(b"x")
     assert [message.payload for message in consumer.receive(timeout=20)] == [b"x"]
+
+
+@pytest.mark.parametrize("waits_by", ["reading", "another that reads", "pushed messages"])
+def test_an_interrupt_that_does_not_wake_a_waiting_receiver_is_heard_all_the_same(
+    store: DelayedStore, waits_by: str
+) -> None:
+    """One that comes as it falls asleep; nothing else would have ended the wait."""
+    with duelog.connect(store.path, prefetch=10 * (waits_by == "pushed messages")) as connected, ExitStack() as open_:
+        if waits_by == "another that reads":
+            other = connected.topic("u").subscribe("s")
+            connection: Connection = connected._connection  # type: ignore[attr-defined]
+            reader = threading.Thread(target=other.receive)
+            open_.callback(reader.join)
+            open_.callback(store.topic("u").send, b"y")
+            reader.start()
+            until(lambda: connection._calls)
+        consumer = connected.topic("t").subscribe("s")
+        interrupt_of_sleeping(consumer.receive, lambda: store.topic("t").send(b"x"))
+        store.topic("t").send(b"x")
+        assert [message.payload for message in consumer.receive(timeout=20)] == [b"x"]
 
 
 @pytest.mark.usefixtures("unhurried")

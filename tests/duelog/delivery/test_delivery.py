@@ -16,6 +16,7 @@ from duelog.delivery.dispatcher import Dispatcher
 from duelog.errors import ClosedError, InvalidArgument, StoreFull, UnknownSubscription
 from tests.conftest import START_MS, LeadingClock, OpenStore, present, raising, tick_after
 from tests.duelog.store_state import payloads, received
+from tests.duelog.unwoken import interrupt_of_sleeping
 from tests.model.driver import armed
 
 FACES = True
@@ -325,3 +326,11 @@ def test_a_crash_amid_a_postponement_leaves_the_message_or_its_retry_not_both(
     for path in crashes:
         with DelayedStore.open(path, StoreConfig(background=False), clock=clock) as left:
             assert payloads(left.topic("t").subscribe("s"), 10) == [b"x"]
+
+
+def test_an_interrupt_that_does_not_wake_a_waiting_receiver_is_heard_all_the_same(tmp_path: Path) -> None:
+    """One that comes as it falls asleep was heard a minute later."""
+    with DelayedStore.open(tmp_path / "s") as store, store.topic("t").subscribe("s") as consumer:
+        interrupt_of_sleeping(consumer.receive, lambda: store.topic("t").send(b"x"))
+        store.topic("t").send(b"x")
+        assert payloads(consumer) == [b"x"]
