@@ -22,8 +22,7 @@ from duelog.store.position import MessageId
 _FIRST = (bytes, ReceivedMessage)
 """Kinds that a value is read as where other kinds would do too."""
 
-_SENT = ("payload", "deliver_at", "deliver_after", "key", "properties", "dedup_key", "dedup_for", "replace")
-"""Fields of a `Message`."""
+_SENT = tuple(Message.__dataclass_fields__)
 
 _RECEIVED = ("payload", "key", "properties", "message_id", "position", "due_ms", "publish_ms", "occurrence",
              "redelivery_count", "retries", "addressee", "topic", "subscription")  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 from duelog.store.clock import SystemClock
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.limited_log import LimitedLog
-from duelog.store.message import Dedup
+from duelog.store.message import Dedup, Message
 from duelog.store.position import MessageId
 
 from ..sending.outbox import Numbers, Outbox, Outgoing
@@ -58,8 +58,7 @@ _MANUAL_PAUSE_S = 0.02
 _LONGEST_MS = 1 << 53
 """A credit that is to wait for longer waits so long: seconds of it are a float."""
 _CLOSING_MESSAGE = "the process that has this store open is closing it, and has not done this"
-_SENT = {"deliver_at", "deliver_after", "key", "properties", "allow_past", "ttl", "dedup_key", "dedup_for", "replace",
-         "numbers"}  # fmt: skip
+_SENT = Message.__dataclass_fields__.keys() - {"payload"} | {"allow_past", "numbers"}
 _UNSAID = (None, None, None, None, False, None)
 """Encodes a message of nothing but a payload."""
 

@@ -52,8 +52,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
  BIG, FOUND) = range(1, 17)  # fmt: skip
 """Codes of the extension types."""
 
-_SENT = ("deliver_at", "deliver_after", "key", "properties", "ttl", "dedup_key", "dedup_for", "replace")
-"""Fields of a message besides its payload."""
+_SENT = tuple(name for name in Message.__dataclass_fields__ if name != "payload")
 _FIELDS_OF = attrgetter(*_SENT)
 _BARE = {(*(None for _ in _SENT[:-1]), False)}
 """Fields of a message that has none."""

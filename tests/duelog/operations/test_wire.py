@@ -28,7 +28,7 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Stor
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, InvalidMessage, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
 from duelog.operations import wire, wire_peer, wire_server, wire_values
-from duelog.operations.json_form import to_json
+from duelog.operations.json_form import from_json, to_json
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
@@ -242,7 +242,7 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ("requeue_dead_letters", {"ids": [[]]}, "ID=[]: no dead letter has this id"),
     ("requeue_dead_letters", {"delay": "1h"}, "delay='1h': expected seconds"),
     ("send_messages", {"topic": "t", "messages": {}}, "messages={}: expected a list"),
-    ("send_messages", {"topic": "t", "messages": [{"payload": "", "ttl": 1}]}, "messages[0]="),
+    ("send_messages", {"topic": "t", "messages": [{"payload": "", "color": 1}]}, "messages[0]="),
     ("send_messages", {"topic": "t", "messages": [{"payload": 1}]}, "messages[0]: payload=1"),
     ("keys", {"topic": "t", "prefix": 1}, "topic 't' does not exist"),
     ("dead_letters", {"older_than": []}, "older_than=[]: expected seconds"),
@@ -320,6 +320,13 @@ def test_the_table_says_of_each_operation_who_may_ask_and_what_it_takes_and_give
     assert (cancel.right, cancel.parameters, cancel.result) == (
         Right.PRODUCE, {"topic": str, "ids": Sequence[MessageId]}, list[str]
     )  # fmt: skip
+
+
+def test_a_message_in_json_keeps_every_field() -> None:
+    """A field that a Message gets is one of its JSON too: its time to live was once left out."""
+    message = Message(b"x", deliver_after=3, key="k", properties={"a": "b"}, ttl=60, dedup_key="d", dedup_for=5)
+    for each in (message, Message(b"x", deliver_at=10**13, dedup_key="d", replace=True)):
+        assert from_json(Message, to_json(each), "message") == each
 
 
 def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: DelayedStore, client: Connection) -> None:
