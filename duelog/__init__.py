@@ -12,80 +12,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duelog.delivery.consumer_arguments import Failover
-    from duelog.delivery.key_slots import KeyShared
-    from duelog.markers.pending_entries import Outcome
-    from duelog.store.clock import Clock, ManualClock, SystemClock
-    from duelog.store.config import StoreConfig
-    from duelog.store.errors import DuelogError
-    from duelog.store.log.documents import Document, Documents
-    from duelog.store.message import Message, Occurrence, ReceivedMessage, ScheduledMessage
-    from duelog.store.policy.policies import DelayedDeliveryPolicies, Policies
-    from duelog.store.position import MessageId, MessageIds
-    from duelog.store.received_messages import ReceivedMessages
+    from duelog.delivery.consumer_arguments import Failover as Failover
+    from duelog.delivery.key_slots import KeyShared as KeyShared
+    from duelog.markers.pending_entries import Outcome as Outcome
+    from duelog.store.clock import Clock as Clock
+    from duelog.store.clock import ManualClock as ManualClock
+    from duelog.store.clock import SystemClock as SystemClock
+    from duelog.store.config import StoreConfig as StoreConfig
+    from duelog.store.errors import DuelogError as DuelogError
+    from duelog.store.log.documents import Document as Document
+    from duelog.store.log.documents import Documents as Documents
+    from duelog.store.message import Message as Message
+    from duelog.store.message import Occurrence as Occurrence
+    from duelog.store.message import ReceivedMessage as ReceivedMessage
+    from duelog.store.message import ScheduledMessage as ScheduledMessage
+    from duelog.store.policy.policies import DelayedDeliveryPolicies as DelayedDeliveryPolicies
+    from duelog.store.policy.policies import Policies as Policies
+    from duelog.store.position import MessageId as MessageId
+    from duelog.store.position import MessageIds as MessageIds
+    from duelog.store.received_messages import ReceivedMessages as ReceivedMessages
 
-    from .check.check_store import Finding
-    from .connected.connected_store import connect
-    from .delayed_store import DelayedStore
-    from .sending.outbox import DUPLICATE, Duplicate
-    from .subscription import Subscription, SubscriptionAdmin
-    from .topic import Topic
-    from .topics.dead_letters import DeadLetter
-    from .topics.seeking import LogPositions, PublishedAt
-    from .topics.topic_events import TopicEvent
-    from .transactions import Transaction
-    from .upkeep.maintenance import TickResult
-    from .upkeep.schedule import Schedule
-    from .workers.task_arguments import TaskFunction
-    from .workers.task_message import FollowUp, TaskMessage
-    from .workers.worker import Worker
+    from .check.check_store import Finding as Finding
+    from .connected.connected_store import connect as connect
+    from .delayed_store import DelayedStore as DelayedStore
+    from .sending.outbox import DUPLICATE as DUPLICATE
+    from .sending.outbox import Duplicate as Duplicate
+    from .subscription import Subscription as Subscription
+    from .subscription import SubscriptionAdmin as SubscriptionAdmin
+    from .topic import Topic as Topic
+    from .topics.dead_letters import DeadLetter as DeadLetter
+    from .topics.seeking import LogPositions as LogPositions
+    from .topics.seeking import PublishedAt as PublishedAt
+    from .topics.topic_events import TopicEvent as TopicEvent
+    from .transactions import Transaction as Transaction
+    from .upkeep.maintenance import TickResult as TickResult
+    from .upkeep.schedule import Schedule as Schedule
+    from .workers.task_arguments import TaskFunction as TaskFunction
+    from .workers.task_message import FollowUp as FollowUp
+    from .workers.task_message import TaskMessage as TaskMessage
+    from .workers.worker import Worker as Worker
 
     __version__: str
     """Version of the installed distribution, as pyproject.toml sets it."""
 
 logging.getLogger("duelog").addHandler(logging.NullHandler())
-
-__all__ = [
-    "DUPLICATE",
-    "Clock",
-    "DeadLetter",
-    "DelayedDeliveryPolicies",
-    "DelayedStore",
-    "Document",
-    "Documents",
-    "DuelogError",
-    "Duplicate",
-    "Failover",
-    "Finding",
-    "FollowUp",
-    "KeyShared",
-    "LogPositions",
-    "ManualClock",
-    "Message",
-    "MessageId",
-    "MessageIds",
-    "Occurrence",
-    "Outcome",
-    "Policies",
-    "PublishedAt",
-    "ReceivedMessage",
-    "ReceivedMessages",
-    "Schedule",
-    "ScheduledMessage",
-    "StoreConfig",
-    "Subscription",
-    "SubscriptionAdmin",
-    "SystemClock",
-    "TaskFunction",
-    "TaskMessage",
-    "TickResult",
-    "Topic",
-    "TopicEvent",
-    "Transaction",
-    "Worker",
-    "__version__",
-    "connect",
-]
 
 _HOMES = {
     "duelog.delivery.consumer_arguments": "Failover",
@@ -116,6 +86,8 @@ _HOMES = {
     "duelog.workers.worker": "Worker",
 }
 """Modules of the public names, each imported when one of its names is first used: `import duelog` loads no engine."""
+
+__all__ = [name for names in ("__version__", *_HOMES.values()) for name in names.split()]
 
 
 def __getattr__(name: str) -> object:
