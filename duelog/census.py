@@ -130,10 +130,6 @@ class _Tally:
     counts_cancelled: bool
     minutes: Int64s | None = None
 
-    @property
-    def total(self) -> int:
-        return self.stats.pending
-
 
 class Census:
     """Counts one store. Thread-safe."""
@@ -370,9 +366,9 @@ class Census:
                 self._count(partition)
                 yield
             elif tally.requests != self._requests:
-                before = tally.total
+                before = tally.stats.pending
                 self._settle(tally)
-                if tally.minutes is not None and tally.total != before:
+                if tally.minutes is not None and tally.stats.pending != before:
                     self._count(partition)
                     yield
         yield from self._count_rows(self._with_inline if passed else None)
@@ -547,7 +543,7 @@ class Census:
     def _total(self, tally: _Tally) -> int:
         partition = self._partitions.get(tally.stats.start_ms)
         added = 0 if partition is None else partition.received - tally.received
-        return max(tally.total + added, 0)
+        return max(tally.stats.pending + added, 0)
 
     @staticmethod
     def _of_topic(tally: _Tally, topic_id: int) -> int:

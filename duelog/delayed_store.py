@@ -14,7 +14,7 @@ from duelog.markers.firing.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import ClosedError, InvalidArgument
+from duelog.store.errors import ClosedError, InvalidArgument, ReadOnly
 from duelog.store.files.directory import checked_path
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
@@ -378,7 +378,8 @@ class DelayedStore:
         Raises ClockJumped, StoreFull, StoreFailed; what was done stands. Whatever else fails is suspended and tried
         again after a pause, the rest is done, and the result's `suspended` says what it is.
         """
-        return self._engine.tick()
+        self._engine.check_writable()
+        return self._engine.upkeep.maintenance.tick()
 
     def accept_clock(self) -> None:
         """Go on firing by the clock as it is now, after ClockJumped."""
@@ -400,7 +401,9 @@ class DelayedStore:
 
         The store does so by itself from time to time and when it is closed. Raises StoreFailed.
         """
-        return self._engine.save_snapshots()
+        self._engine.check_writable()
+        with self._engine.upkeep.maintenance.lock:
+            return self._engine.delivery.firing.loaded.save_all(self._engine.clock.now_ms())
 
     @settled
     def flush(self) -> None:
@@ -524,7 +527,9 @@ class DelayedStore:
         At most 1,000 of each, and 1,000 of their producers and consumers.
         """
         self._engine.check_open()
-        ours, mine = self._engine.clients(), itertools.islice(self._engine.client_parts(), MOST_CLIENTS)
+        control = self._engine.control
+        ours = [] if control is None else control.clients()
+        mine = () if control is None else itertools.islice(control.client_parts(), MOST_CLIENTS)
         others = Connections((), (), (), 0) if self.other_connections is None else self.other_connections()
         return Connections(
             (*ours[:MOST_CLIENTS], *others.connections),
@@ -535,7 +540,10 @@ class DelayedStore:
 
     def report_to(self, instruments: Instruments) -> StoreMetrics:
         """Have metrics counted by instruments of one's own as well, until what is returned is closed."""
-        return self._engine.report_to(instruments)
+        self._engine.check_open()
+        if self._engine.metrics is None:
+            raise ReadOnly(f"store {self.path}")
+        return self._engine.metrics.report_to(instruments)
 
     def suspended(self) -> list[Suspension]:
         """The upkeep that has failed and is tried again later, the longest suspended first. O(result); no reads."""
@@ -586,7 +594,10 @@ class DelayedStore:
         it gives what checks each of its requests (operations/wire_peer.py); `duelog serve --listen` has that of the
         broker. Raises InvalidArgument where the store has no control socket; OSError.
         """
-        return self._engine.listen(host, port, tls, admit)
+        self._engine.check_writable()
+        if self._engine.control is None:
+            raise InvalidArgument("control", self.config.control, "the store takes no connections")
+        return self._engine.control.listen(host, port, tls, admit)
 
     def close(self) -> None:
         """Persist acknowledgements and close. Waiting receivers get ClosedError. A second call does nothing."""

@@ -9,7 +9,7 @@ No thread waits for a commit with a subscription's lock in hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -42,10 +42,9 @@ from duelog.store.position import MessageId, Position
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 
 from .census import Census
-from .metrics import Instruments, StoreMetrics, instruments
+from .metrics import StoreMetrics, instruments
 from .opening import OpenState, Recovered, recover
 from .operations.operation import Ask
-from .operations.wire_peer import Admit
 from .operations.wire_server import WireServer
 from .sending.delay_policies import DelayPolicies
 from .sending.keyed_messages import KeyedMessages, TopicKeys
@@ -56,7 +55,7 @@ from .sending.topic_sender import StoreSender
 from .sending.wal_segments import WalSegments
 from .sending.wal_writer import WalWriter
 from .sending.withdrawal import Withdrawals
-from .stats import ClientPart, ClientStats, Figures
+from .stats import Figures
 from .topics.ack_flusher import AckFlusher
 from .topics.dead_letters import DeadLetters
 from .topics.inline import InlineMessages
@@ -253,12 +252,6 @@ class Engine:
         if self.shipping is not None:
             self.shipping.check_leads()
 
-    def report_to(self, instruments: Instruments) -> StoreMetrics:
-        self.state.check()
-        if self.metrics is None:
-            raise ReadOnly(f"store {self.storage.path}")
-        return self.metrics.report_to(instruments)
-
     def writing_at(self) -> int:
         """The time, of a store that can be written to. Raises as `check_writable`."""
         self.check_writable()
@@ -317,15 +310,6 @@ class Engine:
             to = self.place_of(topic, "to", to)
         return position_of(self.storage.main, self.delivery.inline, topic, to, self.clock.now_ms())
 
-    def tick(self) -> TickResult:
-        self.check_writable()
-        return self.upkeep.maintenance.tick()
-
-    def save_snapshots(self) -> int:
-        self.check_writable()
-        with self.upkeep.maintenance.lock:
-            return self.delivery.firing.loaded.save_all(self.clock.now_ms())
-
     def slice(self, *, if_due: bool = False) -> tuple[TickResult, bool]:
         self.check_writable()
         return self.upkeep.maintenance.slice(if_due=if_due)
@@ -342,21 +326,6 @@ class Engine:
             config = self.storage.config
             most_bytes = max(config.wal_bytes, config.max_message_bytes)
             self.control = WireServer.start(store, self.storage.path, operations, most_bytes, self.sending.outbox)
-
-    def clients(self) -> list[ClientStats]:
-        """Who is connected."""
-        return [] if self.control is None else self.control.clients()
-
-    def client_parts(self) -> Iterator[ClientPart]:
-        """Their producers and consumers."""
-        return iter(()) if self.control is None else self.control.client_parts()
-
-    def listen(self, host: str, port: int, tls: object, admit: Admit) -> int:
-        """Take connections over TCP, as `DelayedStore.listen`. Raises InvalidArgument."""
-        self.check_writable()
-        if self.control is None:
-            raise InvalidArgument("control", self.storage.config.control, "the store takes no connections")
-        return self.control.listen(host, port, tls, admit)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -534,7 +534,8 @@ class ConnectedSubscription(Subscription):
         """Numbers of the requests of `receive_unless`."""
         self._facts = connection.attach(method, topic, self._key, given, named)
         self.type = self._facts[2]
-        self._pushed = PushedMessages(connection, self._push, store._prefetch) if store._prefetch else None
+        ask = functools.partial(connection.start, "Subscription.receive", self._target, repeated=True)
+        self._pushed = PushedMessages(connection, ask, store._prefetch) if store._prefetch else None
         self._held: set[MessageId] = set()
         """Positions of messages that were pushed and given to the program, and not acknowledged."""
         self._acking: Acknowledging | None = None
@@ -636,10 +637,6 @@ class ConnectedSubscription(Subscription):
         messages = [] if self._pushed is None else self._pushed.take(max_messages, timeout_s, stopped)
         self._held.update(message.position for message in messages)
         return messages
-
-    def _push(self, most: int, done: Callable[[Call], None]) -> None:
-        arguments = [most, None]
-        self._connection.start("Subscription.receive", self._target, arguments, repeated=True, done=done)
 
     def receive_unless(self, stopped: Callable[[], bool], max_messages: int = 1) -> list[ReceivedMessage]:
         if self._pushed is not None:
@@ -807,8 +804,7 @@ def _without_payload(message: Any) -> Any:
     """A received message as far as giving it back looks at it: where it stands, and how often it was handed out."""
     if not isinstance(message, ReceivedMessage):
         return message
-    light = ReceivedMessage(
+    return ReceivedMessage(
         b"", None, None, message.message_id, message.position, message.due_ms, message.publish_ms,
         message.redelivery_count, message.topic, message.subscription, message.retries,
     )  # fmt: skip
-    return light

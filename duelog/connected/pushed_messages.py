@@ -28,10 +28,8 @@ def received(call: Call) -> list[ReceivedMessage]:
 class PushedMessages:
     """Messages that have come and were not taken yet. Thread-safe."""
 
-    def __init__(
-        self, connection: Connection, start: Callable[[int, Callable[[Call], None]], object], most: int
-    ) -> None:
-        """start: asks for so many messages, and has a function called with the answer. most: here at a time."""
+    def __init__(self, connection: Connection, start: Callable[..., object], most: int) -> None:
+        """start: asks for messages by [how many, None], and has `done` called with the answer. most: here at a time."""
         self._start = start
         self._most = most
         self._connection = connection
@@ -58,7 +56,7 @@ class PushedMessages:
                 self._asked |= bool(wanted)
             if wanted:
                 try:
-                    self._start(wanted, self._come)
+                    self._start([wanted, None], done=self._come)
                 except BaseException:
                     with self._changed.lock:
                         self._asked = False

@@ -94,7 +94,8 @@ class WireServer:
 
         tls: an SSLContext, None: nothing is encrypted.
         """
-        listener = socket.create_server((host, port), backlog=128, family=_family(host))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), backlog=128, family=family)
         encrypt: Callable[[socket.socket], Any] | None = None
         if tls is not None:
             from .wire_tls import EncryptedPeer  # noqa: PLC0415 - ssl is much to import for stores that do without
@@ -214,10 +215,6 @@ class WireServer:
             self._loop.at(now + _PAUSE_S, self._look_at_peers)
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def _who(connection: socket.socket) -> str:
     """Where a client is: its address, or its process on this machine; empty: it has gone."""
     if connection.family != socket.AF_UNIX:
@@ -225,20 +222,23 @@ def _who(connection: socket.socket) -> str:
             host, port, *_ = connection.getpeername()
             return f"{host}:{port}"
         return ""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return "this machine"
-    process, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
-    return f"process {process}"
+    process, _ = _peer_of(connection)
+    return "this machine" if process is None else f"process {process}"
 
 
 def _is_trusted(connection: socket.socket) -> bool:
     """Return True if a client is of this user, or root; also if the system cannot tell: then the mode must do."""
+    _, user = _peer_of(connection)
+    return user in (None, os.geteuid(), 0)
+
+
+def _peer_of(connection: socket.socket) -> tuple[int | None, int | None]:
+    """The process and the user at the other end of a Unix socket; None: the system cannot tell."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None or connection.family != socket.AF_UNIX:
-        return True
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
-    return user in (os.geteuid(), 0)
+        return None, None
+    process, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return process, user
 
 
 _of_process: WeakSet[WireServer] = WeakSet()

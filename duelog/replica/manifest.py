@@ -69,14 +69,8 @@ class Manifest(NamedTuple):
         """The bytes of the object: JSON, with a checksum."""
         fields: dict[str, Any] = {
             "format": self._format(),
+            **self._asdict(),
             "store_id": self.store_id.hex(),
-            "partition_ms": self.partition_ms,
-            "epoch": self.epoch,
-            "seq": self.seq,
-            "first": self.first,
-            "oldest": self.oldest,
-            "next_place": self.next_place,
-            "taken_ms": self.taken_ms,
             "files": [_fields_of(each) for each in self.files],
         }
         return pack_json(fields, indent=1)
@@ -97,8 +91,8 @@ class Manifest(NamedTuple):
             if version not in FORMATS:
                 raise ReplicaRefused(url, f"{name} is of format {version}, expected {FORMATS[-1]}")
             files = tuple(ReplicaFile(**each) for each in fields["files"])
-            names = ("partition_ms", "seq", "first", "oldest", "next_place", "taken_ms", "epoch")
-            return cls(bytes.fromhex(fields["store_id"]), files=files, **{each: fields[each] for each in names})
+            store_id = bytes.fromhex(fields["store_id"])
+            return cls(**{name: fields[name] for name in cls._fields} | {"store_id": store_id, "files": files})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReplicaDamaged(url, name, "cannot be read") from error
 

@@ -7,7 +7,6 @@ While a manifest cannot be read no file goes: it may name the only copy of a day
 A compacted generation that no store has fetched goes after the retention.
 """
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -63,7 +62,7 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None 
     files = [
         each.name
         for each in bucket.listing(FILES)
-        if re.search(r"\.mdb$", each.name) and each.name not in named and not damaged
+        if each.name.endswith(".mdb") and each.name not in named and not damaged
         if each.modified <= young or (making is not None and each.name.endswith(made_by(making)))
     ]
     bucket.delete(files)

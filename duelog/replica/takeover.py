@@ -24,9 +24,7 @@ from duelog.partitions.partition import Partition
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionState, Table
 from duelog.store.codec.run import pack_skip
-from duelog.store.env.transaction import Transaction
 from duelog.store.log import catalog
-from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.names import TopicName
 from duelog.store.wal.write_batch import WriteBatch
 
@@ -42,22 +40,20 @@ _LOGS_A_GROUP = 500
 def renew_ids(engine: Engine) -> None:
     """Write the takeover commit. REQUIRES: nothing was written since the store was opened. O(logs of partitions)."""
     write = engine.writer().write
-    write(lambda group: _pass_over(group.main))
+
+    def pass_over(group: WriteBatch) -> None:
+        catalog.take_numbers(group.main, catalog.LEDGERS, LEDGERS)
+        catalog.take_numbers(group.main, catalog.DOCUMENTS, VERSIONS)
+
+    write(pass_over)
+    now_ms = engine.clock.now_ms()
     for name in list(engine.topics.names()):
-        write(_rolling(engine.topics.get(TopicName.parse(name)).log, engine.clock.now_ms()))
+        log = engine.topics.get(TopicName.parse(name)).log
+        write(lambda group: log.begin_ledger(group.main, now_ms))  # noqa: B023 - it is called here
     for partition in engine.storage.partitions.held(lambda each: each.state is PartitionState.OPEN, partial=True):
         topic_ids = [log.topic_id for log in partition.logs()]
         for start in range(0, len(topic_ids), _LOGS_A_GROUP):
             write(_skipping(partition, topic_ids[start : start + _LOGS_A_GROUP]))
-
-
-def _pass_over(transaction: Transaction) -> None:
-    catalog.take_numbers(transaction, catalog.LEDGERS, LEDGERS)
-    catalog.take_numbers(transaction, catalog.DOCUMENTS, VERSIONS)
-
-
-def _rolling(log: ManagedLedger, now_ms: int) -> Callable[[WriteBatch], None]:
-    return lambda group: log.begin_ledger(group.main, now_ms)
 
 
 def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatch], None]:

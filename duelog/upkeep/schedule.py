@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from zoneinfo import ZoneInfo
 
 import msgpack
@@ -300,16 +300,12 @@ def unpack_schedule(packed: bytes, name: str = "", topic: str = "") -> Schedule:
     """The schedule of a record's fields. Raises CorruptRecord."""
     try:
         fields = msgpack.unpackb(packed)
-        known = {field_name: fields[field_name] for field_name in _FIELDS if field_name in fields}
-        next_id = None if known.pop("next_id", None) is None else MessageId(*fields["next_id"])
-        required = {field_name: known.pop(field_name) for field_name in ("timezone", "payload", "properties", "paused")}
-        optional = {
-            field_name: known.pop(field_name, None) for field_name in ("cron", "interval_ms", "key", "next_due_ms")
-        }
-        nominal_ms = known.pop("next_nominal_ms", optional["next_due_ms"])
-        schedule = Schedule(
-            name=name, topic=topic, next_id=next_id, next_nominal_ms=nominal_ms, **required, **optional, **known
-        )
+        known: dict[str, Any] = dict.fromkeys(("cron", "interval_ms", "key", "next_due_ms", "next_id"))
+        known |= {field_name: fields[field_name] for field_name in _FIELDS if field_name in fields}
+        if known["next_id"] is not None:
+            known["next_id"] = MessageId(*known["next_id"])
+        nominal_ms = known.setdefault("next_nominal_ms", known["next_due_ms"])
+        schedule = Schedule(name=name, topic=topic, **known)
         encode_one(schedule.message, 0, 2**30)
         numbers = (
             schedule.sent,

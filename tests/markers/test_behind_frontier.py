@@ -25,13 +25,13 @@ def gone_ahead(topic: Topic, clock: LeadingClock) -> MessageId:
     moved = topic.send(b"moved", deliver_at=START_MS + 1_800_000)
     topic.send(b"a", deliver_at=AHEAD_MS)
     clock.set(AHEAD_MS - 3)
-    topic._engine.tick()
+    topic._engine.upkeep.maintenance.tick()
     return moved
 
 
 def delivered(topic: Topic) -> list[bytes]:
     """Fire everything due, receive it and acknowledge it durably."""
-    topic._engine.tick()
+    topic._engine.upkeep.maintenance.tick()
     with topic.subscribe("s") as subscription:
         found = subscription.receive(100)
         subscription.ack(found, durable=True)
