@@ -12,9 +12,10 @@ import json
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -99,7 +100,8 @@ class Application:
         is_open = not isinstance(found, list) and found.route.need is Need.NOTHING
         if self.is_local and not (is_open or self._authentication.methods):
             _refuse_other_names(request)
-        role = None if is_open else (await self._prove(request)).role
+        proven = Proven(None) if is_open else await self._prove(request)
+        role = proven.role
         if isinstance(found, list):
             raise instead_of(method, raw_path, found)
         route, parameters = found
@@ -111,7 +113,8 @@ class Application:
         self._check(route.need, role, parameters)
         query = {name: request.query[name] for name in route.query if name in request.query}
         authorization = request.headers.get("Authorization", "")
-        return await route.handler(Request(parameters, query, await _body(request), role, authorization))
+        answer = await route.handler(Request(parameters, query, await _body(request), role, authorization))
+        return replace(answer, until_ms=proven.expires_ms) if isinstance(answer, Stream) else answer
 
     async def _prove(self, request: web.BaseRequest) -> Proven:
         """Who asks. Raises HttpError 401."""
@@ -258,6 +261,8 @@ async def _stream(request: web.BaseRequest, answer: Stream) -> web.StreamRespons
             await response.prepare(request)
             await response.write(first)
             async for piece in pieces:
+                if answer.until_ms is not None and time.time() * 1_000 >= answer.until_ms:
+                    break
                 async with asyncio.timeout(_STALL_S):
                     await response.write(piece)
             await response.write_eof()

@@ -47,6 +47,8 @@ class Stream:
     """An answer of server-sent events that ends when its pieces do, or the client leaves."""
 
     pieces: AsyncGenerator[bytes, None]
+    until_ms: int | None = None
+    """When the credentials of who asked expire, in ms since 1970: no piece is sent after it. None: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class OperationResource:
         """The events of such questions of a role. Raises HttpError."""
         if not isinstance(asks, list) or not 1 <= len(asks) <= _MOST_ASKS:
             raise HttpError(412, f"the body: expected 1 to {_MOST_ASKS} of [operation, arguments]")
-        wanted = []
+        looks = []
         for each in asks:
             if not (isinstance(each, list) and len(each) == 2 and isinstance(each[1], dict)):
                 raise HttpError(412, f"{json.dumps(each)[:200]}: expected [operation, arguments]")
@@ -169,8 +169,13 @@ class OperationResource:
             if not operation.looks:
                 raise HttpError(412, f"{operation.name} changes something: it is not asked again and again")
             self._require(role, operation, each[1])
-            wanted.append((operation, each[1]))
-        return self.watching.events([partial(self._answer, *each) for each in wanted])
+            looks.append(partial(self._look, role, operation, each[1]))
+        return self.watching.events(looks)
+
+    async def _look(self, role: str | None, operation: Operation, arguments: Mapping[str, Any]) -> tuple[bytes, float]:
+        """An answer to a role, whose rights may have been taken since. Raises HttpError 403."""
+        self._require(role, operation, arguments)
+        return await self._answer(operation, arguments)
 
     async def _answer(self, operation: Operation, arguments: Mapping[str, Any]) -> tuple[bytes, float]:
         """The result as JSON, and the seconds of a processor that it took here."""

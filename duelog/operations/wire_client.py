@@ -36,6 +36,7 @@ from .wire import (
     MOST_GREETING_BYTES,
     Disconnected,
     Frames,
+    NotAllowed,
     Refused,
     address_in,
     buffer,
@@ -170,7 +171,7 @@ class Connection:
         self._broken: str | None = None
         """Why there is nothing to be read."""
         self._closing: Exception | None = None
-        """The other end has said that it closes the store."""
+        """Why the other end does not go on: it closes the store, or refuses the credentials."""
         self._reading = False
         self._closed = False
         self.count = 0
@@ -498,9 +499,14 @@ class Connection:
     def _reconnect(self) -> bool:
         deadline, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while not self._closed and time.monotonic() < deadline:
-            with suppress(DuelogError):
+            try:
                 if self.connect():
                     return True
+            except NotAllowed as error:
+                self._closing = error
+                return False
+            except DuelogError:
+                pass
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         return False

@@ -19,6 +19,7 @@ from duelog.store.errors import InvalidArgument
 
 from ..stats import ClientPart, ClientStats
 from . import wire_values
+from .operation import Right
 from .wire import ERROR, MOST_GREETING_BYTES, RESULT, Frames, NotAllowed, framed
 from .wire_calls import Guard, Service, WireCalls, closing
 from .wire_values import pack, pack_error, unpack, unpack_plain
@@ -237,6 +238,16 @@ class WirePeer:
             _log.info("%s: a connection ends: its peer does not go on", self._service.path)
             self.part()
         self._since = now
+
+    def end_if_expired(self) -> None:
+        """End it where its client's credentials have expired: what its consumers hold would never go to others."""
+        try:
+            if self.calls.guard is not None:
+                self.calls.guard(Right.NONE, None)
+        except NotAllowed as error:
+            _log.info("%s: a connection ends: %s", self._service.path, error)
+            self.say(0, ERROR, error)
+            self.part()
 
     def part(self) -> None:
         """End it: what its consumers hold is handed to others."""

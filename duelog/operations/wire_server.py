@@ -206,10 +206,11 @@ class WireServer:
         return (part for peer in list(self._peers) for part in peer.parts())
 
     def _look_at_peers(self) -> None:
-        """End connections whose peers do not go on, now and then while there are any."""
+        """End connections whose peers do not go on, or may not any more, now and then while there are any."""
         now = time.monotonic()
         for peer in list(self._peers):
             peer.end_if_stalled(now)
+            peer.end_if_expired()
         self._is_looking = bool(self._peers)
         if self._is_looking:
             self._loop.at(now + _PAUSE_S, self._look_at_peers)

@@ -3,14 +3,17 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
 import duelog
+from duelog.broker.admin import application
 from duelog.broker.admin.http_request import HttpError
 from duelog.broker.page.operation_resource import MOST_PAGES, Watching
 from duelog.broker.page.page_server import NOT_BUILT, POLICY, PageFiles
@@ -199,6 +202,39 @@ async def test_a_watch_tells_each_answer_once_and_again_when_it_has_changed(rest
         rest.services.operations.watching.close()
         assert [each async for each in told] == []
     assert rest.services.operations.watching.pages == 0
+
+
+async def test_a_watch_tells_nothing_once_its_right_was_taken_or_its_token_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on with the rights that it began with."""
+    async with administered(tmp_path / "store", **SECURED) as (_, rest, store), aiohttp.ClientSession() as session:
+
+        async def ask(method: str, path: str, body: Any) -> None:
+            assert (await rest.ask(method, f"/admin/v2/{path}", body, role="root")).status in (200, 204)
+
+        def watched(**claims: int) -> Any:
+            headers = {"Authorization": f"Bearer {token('web', **claims)}"}
+            return session.post(
+                f"{rest.address}/duelog/v1/watch", json=[["subscriptions", {"topic": "a/b/t"}]], headers=headers
+            )
+
+        store.topic("a/b/t").create()
+        await ask("PUT", "tenants/a", {"adminRoles": [], "allowedClusters": ["standalone"]})
+        await ask("PUT", "namespaces/a/b", {})
+        await ask("POST", "namespaces/a/b/permissions/web", ["consume"])
+        expires_s = int(time.time()) + 600
+        async with watched(exp=expires_s) as answer:
+            told = events(answer)
+            assert await anext(told) == {"at": 0, "result": []}
+            monkeypatch.setattr(application, "time", SimpleNamespace(time=lambda: expires_s))
+            store.topic("a/b/t").subscribe("s").close()
+            assert [each async for each in told] == []
+        async with watched() as answer:
+            told = events(answer)
+            assert len((await anext(told))["result"]) == 1
+            await ask("DELETE", "namespaces/a/b/permissions/web", None)
+            assert "role 'web' may not ask" in (await anext(told))["reason"]
 
 
 async def test_too_many_pages_are_refused() -> None:

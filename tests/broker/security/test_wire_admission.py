@@ -21,6 +21,7 @@ from duelog.broker.security.authentication import WireAdmission, authentication_
 from duelog.broker.security.permissions import Action, Permissions
 from duelog.errors import Disconnected, InvalidArgument, NotAllowed
 from duelog.operations import wire_peer, wire_server, wire_values
+from duelog.operations.operation import Right
 from duelog.operations.wire import ERROR, RESULT, framed
 from duelog.operations.wire_calls import Guard
 from duelog.operations.wire_values import pack
@@ -28,6 +29,7 @@ from tests.broker.clients.conftest import free_port
 from tests.broker.security.certificates import write_pair
 from tests.broker.security.test_authentication import SECRET, token
 from tests.duelog.operations.test_wire import answer_of, ask, control_of
+from tests.store.commits import until
 
 
 class Granted:
@@ -106,6 +108,42 @@ def test_credentials_that_prove_nothing_are_refused(store: DelayedStore, given: 
     port = store.listen("localhost", 0, admit=admission(store))
     with pytest.raises(NotAllowed, match=said):
         duelog.connect(f"duelog://localhost:{port}", token=given)
+
+
+def test_a_connection_ends_with_its_credentials_and_what_it_had_goes_to_others(store: DelayedStore) -> None:
+    """It kept its consumers and what they held, and a receiver that waited still got a message."""
+    expired = False
+
+    def guard(right: Right, topic: str | None) -> None:
+        if expired:
+            raise NotAllowed("the token is refused: it has expired")
+
+    def admit(method: str, credentials: bytes) -> Guard:
+        guard(Right.NONE, None)
+        return guard
+
+    def receive() -> None:
+        try:
+            outcomes.append(waiting.receive())
+        except NotAllowed as error:
+            outcomes.append(str(error))
+
+    store.topic("t").send(b"x")
+    outcomes = list[object]()
+    with duelog.connect(f"duelog://localhost:{store.listen('localhost', 0, admit=admit)}") as connected:
+        consumer, waiting = connected.topic("t").subscribe("s", type="shared"), connected.topic("u").subscribe("s")
+        assert len(consumer.receive(timeout=20)) == 1
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        until(lambda: any(part.permits for part in store.connections().parts))
+        expired = True
+        with store.topic("t").subscribe("s", type="shared") as other:
+            assert [message.payload for message in other.receive(timeout=20)] == [b"x"]
+        store.topic("u").send(b"y")
+        receiver.join()
+        assert outcomes == ["the token is refused: it has expired"]
+        with pytest.raises(NotAllowed, match="has expired"):
+            connected.topic("t").send(b"z")
 
 
 def test_nothing_is_done_for_a_peer_that_has_not_said_who_it_is(store: DelayedStore) -> None:
