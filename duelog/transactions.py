@@ -380,7 +380,9 @@ class Transaction:
             topic = engine.topics.get(asked.topic)
             cancelled.append((topic, sent_key(topic.topic_id, asked.key), asked))
         if engine.storage.partitions.away:
-            self._fetch([(topic, key) for topic, key, _ in cancelled])
+            self._fetch()
+            engine.sending.keyed.fetch({key: topics[self._sends[at].topic] for at, key in keys.items()})
+            engine.sending.keyed.fetch({key: topic for topic, key, _ in cancelled}, cancels=True)
         if keys or cancelled:
             engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
         if self._acks:
@@ -399,16 +401,13 @@ class Transaction:
             units.append(self._send(held, topics, now_ms))
         return units
 
-    def _fetch(self, keys: Sequence[tuple[TopicState, bytes]]) -> None:
-        """Fetch the days that operations read: firing waits for who holds the gate, and never for the bucket."""
-        topics, pending = self._engine.topics, self._engine.pending
+    def _fetch(self) -> None:
+        """Fetch the days that operations by id read: firing waits for who holds the gate, and never for the bucket."""
+        topics, withdrawals = self._engine.topics, self._engine.pending.withdrawals
         for name, cancels in self._cancels.items():
-            pending.withdrawals.fetch(topics.get(name), [each.message_id for each in cancels])
-        for topic, key in keys:
-            if (record := pending.keys.record(key)) is not None:
-                pending.withdrawals.fetch(topic, [record.message_id])
+            withdrawals.fetch(topics.get(name), [each.message_id for each in cancels])
         for name, asked in self._reschedules.items():
-            pending.withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
+            withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
     def _acknowledge(self, held: Held) -> Iterator[Unit]:
         by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}

@@ -236,6 +236,7 @@ class KeyedMessages:
         due_ms, body, now_ms = encoded
         topic = self._topics.get_or_create(name, now_ms)
         key = sent_key(topic.topic_id, dedup.key)
+        self.fetch({key: topic})
         with self._keys.lock(key):
             now_ms = writing_at()
             looked = self._keys.look(topic, key)
@@ -259,8 +260,19 @@ class KeyedMessages:
             self._policies.stored(name, overridden)
         return message_id
 
+    def fetch(self, topics: Mapping[bytes, TopicState], *, cancels: bool = False) -> None:
+        """Fetch what is away and looking at messages of keys reads, or cancelling them; raises as that.
+
+        Before the locks of the keys are taken: others wait for these. topics: by the key of a record.
+        """
+        if self._storage.partitions.away:
+            for key, topic in topics.items():
+                if (record := self._keys.record(key)) is not None:
+                    self._withdrawals.fetch(topic, [record.message_id], keyed=cancels and record.until_ms > 0)
+
     def cancel(self, topic: TopicState, key: str) -> bool:
         place = sent_key(topic.topic_id, checked_dedup_key(key, "key"))
+        self.fetch({place: topic}, cancels=True)
         with self._keys.lock(place):
             while True:
                 with suppress(KeyChanged), Held() as held:
@@ -289,6 +301,7 @@ class KeyedMessages:
     def cancel_all(self, topic: TopicState, keys: Sequence[str]) -> list[str]:
         """Cancel the pending messages of keys in one transaction; the keys that had one."""
         key_of = {sent_key(topic.topic_id, key): key for key in keys}
+        self.fetch(dict.fromkeys(key_of, topic), cancels=True)
         with Held() as locks:
             self._keys.lock_all(locks, key_of)
             while True:
@@ -343,6 +356,7 @@ class KeyedMessages:
         keys = {
             place: sent_key(topics[owners[place]].topic_id, dedup.key) for place, dedup in (batch.dedups or {}).items()
         }
+        self.fetch({key: topics[owners[place]] for place, key in keys.items()})
         with Held() as held:
             self._keys.lock_all(held, keys.values())
             return self.send_locked(topics, owners, batch, keys, now_ms, also, policies=policies)

@@ -67,9 +67,14 @@ class Withdrawals:
     _inline: InlineMessages
     _listeners: Sequence[StoreListener]
 
-    def fetch(self, topic: TopicState, ids: Sequence[MessageId], *, moved: bool = False) -> None:
-        """Fetch what is away and cancelling messages reads, or moving them. The firing gate is not held."""
-        self._entries.fetch(topic.log, ids, bodies=moved or self._has_keys(topic))
+    def fetch(
+        self, topic: TopicState, ids: Sequence[MessageId], *, moved: bool = False, keyed: bool | None = None
+    ) -> None:
+        """Fetch what is away and cancelling messages reads, or moving them. The firing gate is not held.
+
+        keyed: as of `cancelling`.
+        """
+        self._entries.fetch(topic.log, ids, bodies=moved or (self._has_keys(topic) if keyed is None else keyed))
 
     def _has_keys(self, topic: TopicState) -> bool:
         """Return True if a message with a key was ever sent to the topic, as far as records show."""

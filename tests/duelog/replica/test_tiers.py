@@ -189,6 +189,38 @@ def test_a_transaction_fetches_a_day_before_firing_has_to_wait_for_it(
     assert [message.payload for message in topic.scheduled()] == [b"moved"]
 
 
+@pytest.mark.parametrize("by", ["cancel_key", "cancel_keys", "transaction"])
+def test_cancelling_by_key_waits_for_the_bucket_without_the_lock_of_the_key(
+    bucket: FaultyBucket, store: DelayedStore, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Who sent, cancelled or looked by that key, or one that shares its lock, waited for the day too."""
+    topic = store.topic("t")
+    topic.send(b"", deliver_after=9 * 3600, dedup_key="a", dedup_for=3600)
+    assert settle(store) == 1
+    meanwhile = list[bool]()
+
+    def download(name: str, download: Any = bucket.download) -> Iterator[bytes] | None:
+        if not meanwhile:
+            send = {"payload": b"x", "deliver_after": 9 * 3600, "dedup_key": "a", "replace": True}
+            other = threading.Thread(target=topic.send, kwargs=send)
+            other.start()
+            other.join(20)
+            meanwhile.append(not other.is_alive())
+        pieces: Iterator[bytes] | None = download(name)
+        return pieces
+
+    monkeypatch.setattr(bucket, "download", download)
+    if by == "transaction":
+        with store.transaction() as transaction:
+            transaction.cancel_key("t", "a")
+    elif by == "cancel_key":
+        assert topic.cancel_key("a")
+    else:
+        assert topic.cancel_keys(["a"]) == ["a"]
+    assert meanwhile == [True]
+    assert topic.find("a") is None
+
+
 def test_a_day_whose_bucket_is_down_is_late_and_not_lost(
     open_store: OpenStore, clock: ManualClock, bucket: FaultyBucket
 ) -> None:
