@@ -22,6 +22,7 @@ from duelog.store.clock import SystemClock
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument
 from duelog.store.limited_log import LimitedLog
 from duelog.store.message import Dedup, Message
+from duelog.store.names import TopicName
 from duelog.store.position import MessageId
 
 from ..sending.outbox import Numbers, Outbox, Outgoing
@@ -96,8 +97,10 @@ class Service:
         self.log = LimitedLog(_log)
         self.producers = Counter[tuple[str, str]]()
         """Connections by the topics and names under which they have numbered what they sent."""
-        self.leaving: set[threading.Event] = set()
-        """One for each client that has gone and whose consumers the pool has not detached yet; set once it has."""
+        self._leaving = Counter[tuple[str, str]]()
+        """By topic and name of a subscription, its consumers of clients that have gone and the pool is detaching."""
+        self._attaching: deque[tuple[tuple[str, str], Callable[[], None]]] = deque()
+        """Attachments that wait for one of these, which may be the client's own, of the connection before."""
 
     def send(self, item: Outgoing) -> bool:
         """Have a message written at the end of the turn; False: there is no capacity. Of the thread."""
@@ -122,6 +125,32 @@ class Service:
         for put in held:
             self.loop.pool.submit(put)
         return len(items) if is_writer else 0
+
+    def leave(self, subscriptions: Sequence[tuple[str, str]], detach: Callable[[], None]) -> None:
+        """Have the pool detach consumers of some subscriptions; then those that wait are attached. Of the thread."""
+        self._leaving.update(subscriptions)
+
+        def left() -> None:
+            self._leaving.subtract(subscriptions)
+            self._leaving = +self._leaving
+            waiting, self._attaching = self._attaching, deque()
+            for subscription, attach in waiting:
+                self.attach(subscription, attach)
+
+        def work() -> None:
+            try:
+                detach()
+            finally:
+                self.loop.later(left)
+
+        self.loop.pool.submit(work)
+
+    def attach(self, subscription: tuple[str, str], attach: Callable[[], None]) -> None:
+        """Have the pool attach a consumer, once none is leaving that subscription. Of the thread."""
+        if subscription in self._leaving:
+            self._attaching.append((subscription, attach))
+        else:
+            self.loop.pool.submit(attach)
 
     def log_error(self, text: str, error: BaseException) -> None:
         """Log an error of duelog itself."""
@@ -319,23 +348,16 @@ class WireCalls:
             service.loop.at(time.monotonic() + FORGET_S, lambda: service.forget(producers))
         failed = not service.closing  # what they hold counts as failed, but where the store is closed in order
 
-        left = threading.Event()
-
-        def leave() -> None:
-            try:
-                for consumer in consumers:
-                    with suppress(DuelogError):  # of a store that has failed, or is closed
-                        consumer.detach(failed=failed)
-            finally:
-                service.leaving.discard(left)
-                left.set()
+        def detach() -> None:
+            for consumer in consumers:
+                with suppress(DuelogError):  # of a store that has failed, or is closed
+                    consumer.detach(failed=failed)
             ended()
 
         if consumers:
-            service.leaving.add(left)
-            service.loop.pool.submit(leave)
+            service.leave([(each.subscription.topic, each.subscription.name) for each in consumers], detach)
         else:
-            leave()
+            ended()
 
     def in_thread_or_pool(self, subscription: Subscription, work: Callable[[], None]) -> None:
         """Do what looks at messages: here, or where that may wait for a disk in the pool."""
@@ -586,11 +608,8 @@ class WireCalls:
 
     def _subscribe(self, number: int, target: Any, arguments: Any, named: Any, *, method: str) -> bool:
         """Attach a consumer, which the client knows by the number that it gives: [number, ...]."""
-        leaving = list(self.service.leaving)
 
         def attach() -> list[object]:
-            for left in leaving:  # the pool came to it before; it may be the client's own, of the connection before
-                left.wait()
             key, *rest = arguments or [None]
             if not isinstance(key, int) or key in self.consumers or len(self.consumers) >= MOST_CONSUMERS:
                 raise InvalidArgument("consumer", key, f"expected another number, of {MOST_CONSUMERS} consumers")
@@ -604,7 +623,12 @@ class WireCalls:
                 consumer.detach()
             return [subscription.topic, subscription.name, subscription.type, subscription.durable]
 
-        return self._in_pool(number, method, attach)
+        topic = str(target[0]) if target else ""
+        with suppress(InvalidArgument):
+            topic = str(TopicName.parse(topic))
+        name = str(named.get("name", arguments[1] if len(arguments) > 1 else None))
+        self.service.attach((topic, name), lambda: self._do_and_answer(number, method, attach))
+        return True
 
     def _unsubscribe(self, number: int, target: Any, arguments: Any, named: Any) -> bool:
         consumer = self.consumers.pop(target[0], None) if target and isinstance(target[0], int) else None
@@ -619,15 +643,14 @@ class WireCalls:
 
     def _in_pool(self, number: int, name: str, work: Callable[[], object]) -> bool:
         """Answer a call with what is done by a thread of the pool."""
-
-        def do() -> None:
-            try:
-                self.answering.answer(number, RESULT, work())
-            except BaseException as error:
-                self.fail(number, name, error)
-
-        self.service.loop.pool.submit(do)
+        self.service.loop.pool.submit(lambda: self._do_and_answer(number, name, work))
         return True
+
+    def _do_and_answer(self, number: int, name: str, work: Callable[[], object]) -> None:
+        try:
+            self.answering.answer(number, RESULT, work())
+        except BaseException as error:
+            self.fail(number, name, error)
 
 
 _QUICK: dict[str, Callable[[WireCalls, int, Any, Any, Any], bool]] = {

@@ -590,6 +590,40 @@ def test_a_subscription_goes_on_by_a_new_connection_though_the_one_before_is_giv
     assert [message.payload for message in consumer.receive(timeout=20)] == [b"x"]
 
 
+def test_attaching_waits_for_a_consumer_that_is_given_up_of_the_same_subscription_and_no_other(
+    store: DelayedStore, connected: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All waited for each, in the threads that do everything else: a consumer that hung held up the whole server."""
+    detach, given_up, attached = wire_calls._Consumer.detach, threading.Event(), list[str]()
+
+    def late(consumer: Any, **named: Any) -> None:
+        assert given_up.wait(60)
+        detach(consumer, **named)
+
+    with duelog.connect(store.path) as gone:
+        gone.topic("t").subscribe("s")
+        monkeypatch.setattr(wire_calls._Consumer, "detach", late)
+    try:
+        until(lambda: not any(client.consumers for client in store.connections().connections))
+        waiting = [
+            threading.Thread(target=lambda: attached.append(connected.topic("t").subscribe("s", type="shared").topic))
+            for _ in range(20)
+        ]
+        for thread in waiting:
+            thread.start()
+        until(lambda: len(connected._connection._calls) == 20)  # type: ignore[attr-defined]
+        other = threading.Thread(target=lambda: connected.topic("u").subscribe("s"))
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+        assert attached == []
+    finally:
+        given_up.set()
+    for thread in waiting:
+        thread.join(20)
+    assert len(attached) == 20
+
+
 def test_closing_a_subscription_tells_that_acknowledgements_on_their_way_failed(
     store: DelayedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
