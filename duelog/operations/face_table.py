@@ -16,27 +16,28 @@ _READ, _PRODUCE, _CONSUME, _ADMIN = Right.READ, Right.PRODUCE, Right.CONSUME, Ri
 _OFFERED: dict[str, dict[Right, str]] = {
     "DelayedStore": {
         _READ: "effective_policies",
-        _CONSUME: "dead_letters requeue_dead_letters purge_dead_letters",
+        _CONSUME: "dead_letters* requeue_dead_letters purge_dead_letters",
         _PRODUCE: "send_batch",
-        _ADMIN: "transaction topics create_topics delete_topic set_policies update_policies policies all_policies "
-        "remove_policies accept_clock hand_over save_snapshots save_manifest flush stats suspended partitions kept_by "
-        "snapshots overview timeline timeline_by_topic topic_rows calendar receiving connections",
+        _ADMIN: "transaction topics* create_topics* delete_topic set_policies update_policies policies* all_policies* "
+        "remove_policies accept_clock hand_over save_snapshots* save_manifest* flush* stats* suspended* partitions* "
+        "kept_by* snapshots* overview* timeline* timeline_by_topic* topic_rows* calendar* receiving* connections*",
     },
-    "Documents": {_ADMIN: "get put delete items"},
+    "Documents": {_ADMIN: "get* put delete items*"},
     "Topic": {
         _READ: "producer_number state position_of positions ledgers get scheduled count keys find schedules "
         "subscriptions exists stats",
-        _PRODUCE: "send send_batch send_payloads create cancel cancel_batch reschedule reschedule_batch fire_now "
-        "cancel_key cancel_keys every pause_schedule resume_schedule remove_schedule",
+        _PRODUCE: "send send_batch send_payloads create* cancel* cancel_batch* reschedule reschedule_batch fire_now "
+        "cancel_key cancel_keys every* pause_schedule* resume_schedule* remove_schedule",
         _CONSUME: "subscribe reader unsubscribe clear_inline",
     },
-    "Producer": {_PRODUCE: "last_sequence_id send send_batch"},
-    "SubscriptionAdmin": {_CONSUME: "peek skip expire reset pause resume stats tasks"},
+    "Producer": {_PRODUCE: "last_sequence_id* send send_batch"},
+    "SubscriptionAdmin": {_CONSUME: "peek* skip expire reset pause* resume* stats* tasks*"},
     "Subscription": {
-        _CONSUME: "receive ack ack_cumulative nack extend nack_all retry_later dead_letter seek pause resume stats "
-        "active paused max_in_flight held holds report_task close"
+        _CONSUME: "receive* ack* ack_cumulative* nack extend* nack_all retry_later dead_letter seek pause* resume* "
+        "stats* active* paused* max_in_flight* held* holds report_task* close*"
     },
 }
+"""Names by class and right. `*`: it may be done twice, with the same result for what is stored, as all that READs."""
 
 NOT_OFFERED: Mapping[str, str] = {
     "DelayedStore": "config clock jobs listen on_topics tick check backup report_to",
@@ -48,20 +49,6 @@ NOT_OFFERED: Mapping[str, str] = {
 
 The store's `close`, from outside, closes the connection alone.
 """
-
-_REPEATED: dict[str, str] = {
-    "DelayedStore": "topics create_topics policies all_policies dead_letters save_snapshots save_manifest flush stats "
-    "suspended partitions kept_by snapshots overview timeline timeline_by_topic topic_rows calendar receiving "
-    "connections",
-    "Documents": "get items",
-    "Topic": "create cancel cancel_batch every pause_schedule resume_schedule",
-    "Producer": "last_sequence_id",
-    "SubscriptionAdmin": "peek pause resume stats tasks",
-    "Subscription": "receive ack ack_cumulative extend pause resume stats active paused max_in_flight held close "
-    "report_task",
-}
-"""Operations besides those that READ that may be done twice, with the same result for what is stored."""
-
 
 ONCE = frozenset(
     {"DelayedStore.send_batch", "Documents.put", "Documents.delete", "Topic.cancel_key", "Topic.reschedule"}
@@ -84,9 +71,9 @@ class Row(NamedTuple):
 
 
 FACE: Mapping[str, Row] = {
-    f"{owner}.{method}": Row(owner, method, right, right is _READ or method in _REPEATED[owner].split())
+    f"{owner}.{(method := marked.rstrip('*'))}": Row(owner, method, right, right is _READ or method != marked)
     for owner, rows in _OFFERED.items()
     for right, methods in rows.items()
-    for method in methods.split()
+    for marked in methods.split()
 }
 """The rows by name."""
