@@ -33,7 +33,7 @@ from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
 from duelog.operations.wire import ERROR, Frames, Refused, address_in, buffer, framed
 from duelog.operations.wire_client import Connection
-from duelog.operations.wire_loop import WireLoop
+from duelog.operations.wire_loop import _ROUNDS, WireLoop
 from duelog.operations.wire_peer import WirePeer
 from duelog.store.errors import StoreUnavailable
 from duelog.store.position import position_at
@@ -477,7 +477,7 @@ def test_a_send_that_waits_for_the_disk_keeps_nothing_else_waiting(store: Delaye
         assert held.reached.wait(10)
         assert other.call("Subscription.receive", [1], [1, None]).payloads == [b"due"]
         sent += [other.start("Topic.send", ["t"], [b"x"]) for _ in range(5)]
-        for _ in range(2):  # the second is read in a turn after theirs, which has put them into the outbox
+        for _ in range(_ROUNDS + 2):  # the last is read in a turn after theirs, which has put them into the outbox
             assert other.call("Topic.exists", ["t"])
         held.let_go.set()
         assert len({call.wait() for call in sent}) == 6
