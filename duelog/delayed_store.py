@@ -146,18 +146,10 @@ class DelayedStore:
         (re.search). Raises InvalidArgument.
         """
         self._engine.check_open()
-        if pattern is not None and not isinstance(pattern, str):
-            raise InvalidArgument("pattern", pattern, "expected a str")
+        search = checked_pattern(pattern).search
         prefix = SCHEME if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
-        try:
-            matches = re.compile(pattern) if pattern is not None else None
-        except re.error as error:
-            raise InvalidArgument("pattern", pattern, f"no regular expression: {error}") from error
-        return (
-            Topic(self._engine, TopicName.parse(name))
-            for name in self._engine.topics.names(prefix)
-            if matches is None or matches.search(name)
-        )
+        names = self._engine.topics.names(prefix)
+        return (Topic(self._engine, TopicName.parse(name)) for name in names if search(name))
 
     @settled
     def create_topics(self, names: Iterable[str]) -> list[bool]:
@@ -618,6 +610,16 @@ class DelayedStore:
 
     def __repr__(self) -> str:
         return f"<DelayedStore {self.path}{', closed' if self._engine.closed else ''}>"
+
+
+def checked_pattern(pattern: str | None) -> re.Pattern[str]:
+    """A regular expression for `DelayedStore.topics`; None: one that matches every name. Raises InvalidArgument."""
+    if pattern is not None and not isinstance(pattern, str):
+        raise InvalidArgument("pattern", pattern, "expected a str")
+    try:
+        return re.compile(pattern or "")
+    except re.error as error:
+        raise InvalidArgument("pattern", pattern, f"no regular expression: {error}") from error
 
 
 def _name_in(engine: Engine, topic: Topic) -> TopicName:

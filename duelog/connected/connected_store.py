@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from duelog.delayed_store import DelayedStore
+from duelog.delayed_store import DelayedStore, checked_pattern
 from duelog.operations.face_table import FACE, NOT_OFFERED, ONCE, Row
 from duelog.operations.transacted import TRANSACTED
 from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
@@ -222,14 +221,9 @@ class ConnectedStore(DelayedStore):
         return ConnectedTopic(self, TopicName.parse(name))
 
     def topics(self, namespace: str | None = None, pattern: str | None = None) -> Iterator[Topic]:
-        if pattern is not None and not isinstance(pattern, str):
-            raise InvalidArgument("pattern", pattern, "expected a str")
-        try:
-            matches = re.compile(pattern or "")
-        except re.error as error:
-            raise InvalidArgument("pattern", pattern, f"no regular expression: {error}") from error
+        search = checked_pattern(pattern).search
         names = self._connection.call("topics", (), (), {"namespace": namespace}, repeated=True)
-        return (self.topic(name) for name in names if matches.search(name))
+        return (self.topic(name) for name in names if search(name))
 
     def send_batch(
         self, messages: Iterable[tuple[str | Topic, Message]], *, allow_past: bool = False
@@ -261,7 +255,6 @@ class ConnectedStore(DelayedStore):
 
     @property
     def documents(self) -> Documents:
-        """Small durable records of the program's own, changed by compare-and-set."""
         return ConnectedDocuments(self)
 
     def close(self) -> None:
@@ -506,7 +499,6 @@ class ConnectedAdmin(SubscriptionAdmin):
 
     @property
     def topic(self) -> str:
-        """Full name of the topic."""
         return self._target[0]
 
     def __repr__(self) -> str:
@@ -542,7 +534,6 @@ class ConnectedSubscription(Subscription):
 
     @property
     def topic(self) -> str:
-        """Full name of the topic."""
         return str(self._facts[0])
 
     @property
@@ -551,7 +542,6 @@ class ConnectedSubscription(Subscription):
 
     @property
     def durable(self) -> bool:
-        """True if the store keeps the subscription."""
         return bool(self._facts[3])
 
     @property
@@ -581,7 +571,6 @@ class ConnectedSubscription(Subscription):
             pass
 
     def acknowledging(self, message: ReceivedMessage) -> Transaction:
-        """Begin a transaction that acknowledges a message of this consumer."""
         transaction = ConnectedTransaction(self._store)
         transaction.ack(message, consumer=self)
         return transaction
@@ -629,7 +618,6 @@ class ConnectedSubscription(Subscription):
         return future
 
     def _take(self, max_messages: int, timeout_ms: int | None, stopped: Callable[[], bool]) -> list[ReceivedMessage]:
-        """Messages that were pushed."""
         self._check()
         if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
             raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
@@ -657,7 +645,6 @@ class ConnectedSubscription(Subscription):
                     self._waiting.discard(call.number)
 
     def _credit(self, max_messages: int, timeout_ms: int | None) -> Call:
-        """Ask for messages."""
         self._check()
         return self._connection.start("Subscription.receive", self._target, [max_messages, timeout_ms], repeated=True)
 

@@ -153,7 +153,6 @@ class Service:
             self.loop.pool.submit(attach)
 
     def log_error(self, text: str, error: BaseException) -> None:
-        """Log an error of duelog itself."""
         self.log.log(logging.ERROR, "%s: %s by an error of duelog itself: %r", self.path, text, error, error=error)
 
     def forget_left(self) -> None:
@@ -277,7 +276,6 @@ class _Consumer:
         return len(ended)
 
     def end_credits(self, error: DuelogError) -> None:
-        """Answer those that wait with an error."""
         with self._lock:
             while self.credits:
                 self._calls.answering.answer(self.credits.popleft()[0], ERROR, error)

@@ -115,7 +115,6 @@ class Call:
             self.ready.release()
 
     def attend(self) -> None:
-        """Wait until it is finished."""
         self.reading(self)
         while not self.finished:
             self.ready.acquire(timeout=HEAR_S)
@@ -239,7 +238,6 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """True once it was closed, here."""
         return self._closed
 
     # -- asking ----------------------------------------------------------------------------------------

@@ -288,7 +288,6 @@ class WirePeer:
             self._service.loop.later(lambda: self.hold(held=False))
 
     def answer(self, number: int, kind: int, value: object) -> None:
-        """Answer a request."""
         try:
             body = pack_error(value) if isinstance(value, BaseException) else pack(value)
         except BaseException as error:

@@ -34,7 +34,6 @@ class EncryptedSocket:
         return self._done(lambda: self._connection.recv_into(room))
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it."""
         view = memoryview(data)
         while view:
             view = view[self._done(lambda: self._connection.send(view)) :]  # noqa: B023 - it is called here
