@@ -181,6 +181,10 @@ class Engine:
         self.policies.warn_of(config)
 
         self.shipping = _shipping(storage, clock)
+        self._leader = self.shipping if config.lease_ms else None
+        """The copy of a store that another machine may take over."""
+        self._may_wait = self.shipping is not None and (config.durability == "replicated" or self._leader is not None)
+        """False where only a policy has callers wait for the copy: it is asked for each message."""
         self.tiers: Tiers | None = None
         """Gives days back to the copy, and fetches them; None: nothing is, or was, given back."""
         self.wal_writer = None if storage.read_only else _wal_writer(recovered, self.waking, self.shipping, undo)
@@ -249,8 +253,8 @@ class Engine:
             raise ReadOnly(f"store {self.storage.path}")
         if self.storage.main.failed is not None:
             raise self.storage.main.failed
-        if self.shipping is not None:
-            self.shipping.check_leads()
+        if self._leader is not None:
+            self._leader.check_leads()
 
     def writing_at(self) -> int:
         """The time, of a store that can be written to. Raises as `check_writable`."""
@@ -267,7 +271,7 @@ class Engine:
     @property
     def may_wait_for_copy(self) -> bool:
         """False where `settle` does nothing."""
-        return self.shipping is not None or self.policies.says_replicated
+        return self._may_wait or self.policies.says_replicated
 
     def settle(self, *topics: TopicName) -> None:
         """Wait until the copy has all that was written so far, if changes of a topic, or else the store, are told then.
@@ -276,9 +280,9 @@ class Engine:
 
         Raises NotReplicated. Callers hold nothing that others wait for.
         """
-        writer, shipping = self.wal_writer, self.shipping
-        if shipping is None and not self.policies.says_replicated:
+        if not (self._may_wait or self.policies.says_replicated):
             return
+        writer, shipping = self.wal_writer, self.shipping
         if writer is not None and shipping is not None and shipping.is_far_behind:
             shipping.wait_for(writer.segments.next_place())
         waits = self.storage.config.durability == "replicated"
