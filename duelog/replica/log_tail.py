@@ -182,15 +182,20 @@ class LogTail:
                 self._heard.clear()
                 self._heard_bytes = 0
 
-    def _from_memory(self) -> RawGroup | None:
-        """The next group, if it is in memory."""
-        place, found = self.place, None
+    def _from_memory(self, until: int, most_bytes: int) -> list[RawGroup]:
+        """The next groups that are in memory, as `take` has them."""
+        groups: list[RawGroup] = []
+        place = self.place
         with self._lock:
-            while self._heard and self._heard[0].position <= place and found is None:
+            while self._heard and self._heard[0].position <= place < until and most_bytes > 0:
                 group = self._heard.popleft()
-                self._heard_bytes -= group.size
-                found = group if group.position == place else None
-        return found
+                size = group.size
+                self._heard_bytes -= size
+                if group.position == place:
+                    groups.append(group)
+                    place += 1
+                    most_bytes -= size
+        return groups
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -240,11 +245,12 @@ class LogTail:
         groups: list[RawGroup] = []
         size = 0
         while self.place < until and size < most_bytes:
-            group = self._from_memory() or self._with_bodies(self._from_disk())
-            self._passed(group)
-            if group.row_count:
-                groups.append(group)
-                size += group.size
+            following = self._from_memory(until, most_bytes - size) or [self._with_bodies(self._from_disk())]
+            for group in following:
+                self._passed(group)
+                if group.row_count:
+                    groups.append(group)
+                    size += group.size
         return groups
 
     def rest(self) -> Iterator[RawGroup]:

@@ -707,7 +707,8 @@ class Shipping:
         self.figures.bytes += size
         self.figures.seconds += took_s
         self._manifest_bytes += size
-        self._taken_bytes += sum(raw.size for raw in made.raw if raw.position >= self._begin_place)
+        if made.begin >= self._begin_place:
+            self._taken_bytes += size - len(content[0])
         self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content[0]), None
         self._ends.append((made.seq, made.end))
         self.kept.passed(made.end >> 32)  # the last one shipped stays: the next opening goes on in it
