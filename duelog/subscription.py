@@ -224,6 +224,10 @@ _BURY_AGAIN_MS = 1_000
 """When a message that cannot be moved to the dead letters comes again, to be tried again."""
 
 
+class _Acknowledged(Exception):
+    """A message was acknowledged before: it is not sent again."""
+
+
 class Subscription:
     """A consumer attached to a subscription: receives messages when they are due, and acknowledges them.
 
@@ -692,15 +696,15 @@ class Subscription:
         return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
 
     @settled
-    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
+    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId | None:
         """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
 
-        delay: seconds or a timedelta. Unlike `nack` it survives a restart, and it costs a write. Returns the new id.
-        The new message is stored and the old one acknowledged in one group: a crash leaves one of them. It counts
-        towards `max_redeliveries`. Other subscriptions do not get it. The topic's delay policies count but for a fixed
-        delay: raises DelayTooLong, with nothing done, for a delay over the maximum. reason: why, as of `dead_letter`:
-        kept as the new message's `failure`, and as the reason of the dead letter that it becomes if its deliveries
-        fail.
+        delay: seconds or a timedelta. Unlike `nack` it survives a restart, and it costs a write. Returns the new id;
+        None: the message was acknowledged before, and is not delivered again. The new message is stored and the old one
+        acknowledged in one group: a crash leaves one of them. It counts towards `max_redeliveries`. Other subscriptions
+        do not get it. The topic's delay policies count but for a fixed delay: raises DelayTooLong, with nothing done,
+        for a delay over the maximum. reason: why, as of `dead_letter`: kept as the new message's `failure`, and as the
+        reason of the dead letter that it becomes if its deliveries fail.
         """
         self._check_received(message)
         delay_ms, failure = duration_ms("delay", delay), _text("reason", reason)
@@ -717,15 +721,20 @@ class Subscription:
         body = _postponed(state.name, message, due_ms, now_ms, now_ms if failed is None else failed[0], failure)
         entries = entries_of(message)
         sender, dues = self._engine.sending.sender, np.array([due_ms], dtype=np.int64)
-        with Held() as held:
-            sender.within_quota(held, [topic], None, dues, now_ms, refused=False)
-            send = sender.sending_one(held, topic, due_ms, body, now_ms)
 
-            def work(group: WriteBatch) -> tuple[int, tuple[int, int]]:
-                fresh = self._flusher.acknowledge(group.main, topic, state, entries)
-                return sum(map(len, fresh.values())), send(group)
+        def work(group: WriteBatch) -> tuple[int, tuple[int, int]]:
+            fresh = self._flusher.acknowledge(group.main, topic, state, entries)
+            if not any(fresh.values()):
+                raise _Acknowledged
+            return sum(map(len, fresh.values())), send(group)
 
-            count, place = sender.write(work)
+        try:
+            with Held() as held:
+                sender.within_quota(held, [topic], None, dues, now_ms, refused=False)
+                send = sender.sending_one(held, topic, due_ms, body, now_ms)
+                count, place = sender.write(work)
+        except _Acknowledged:
+            return None
         self._flusher.acknowledged_in_group(topic, state, count)
         return MessageId(*place)
 

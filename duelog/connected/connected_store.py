@@ -726,9 +726,9 @@ class ConnectedSubscription(Subscription):
     def holds(self, message: ReceivedMessage) -> bool:
         return bool(self._of_delivery("holds", _by(message), [message], given_back=False))
 
-    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId:
+    def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId | None:
         self._forget(_places(message))
-        new_id: MessageId = self._of_delivery("retry_later", _by(message), [message, delay], {"reason": reason})
+        new_id: MessageId | None = self._of_delivery("retry_later", _by(message), [message, delay], {"reason": reason})
         return new_id
 
     def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:

@@ -112,7 +112,7 @@ def test_messages_are_received_and_settled(store: DelayedStore) -> None:
         assert_type((message.payload, message.key, message.properties), tuple[bytes, str | None, dict[str, str]])
         assert_type((message.message_id, message.redelivery_count), tuple[MessageId, int])
         assert_type(consumer.extend(batch), int)
-        assert_type(consumer.retry_later(batch.pop(), HOUR, reason="busy"), MessageId)
+        assert_type(consumer.retry_later(batch.pop(), HOUR, reason="busy"), MessageId | None)
         consumer.dead_letter(batch.pop(), "wrong")
         assert_type(consumer.ack(batch, durable=True), int)
         for each in consumer:

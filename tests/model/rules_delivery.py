@@ -483,6 +483,9 @@ class DeliveryRules(SendingRules):
             self.twin.count(REJECTED, 1, topic.name)
             return
         new_id = consumer.face.retry_later(message, ms / 1000)
+        assert (new_id is None) == consumer.twin.is_acked(place)
+        if new_id is None:
+            return
         new = TwinMessage(
             int(message.payload),
             dues[0],

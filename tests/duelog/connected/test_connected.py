@@ -311,7 +311,8 @@ def test_what_came_by_a_connection_that_ended_takes_back_no_later_delivery(tmp_p
         (new,) = consumer.receive(timeout=20)
         assert (new.payload, new.redelivery_count) == (old.payload, old.redelivery_count) == (b"x", 0)
         assert (consumer.holds(old), consumer.nack(old), consumer.nack([old])) == (False, 0, 0)
-        for call in (lambda: consumer.retry_later(old, 1), lambda: consumer.dead_letter(old)):
+        calls: list[Callable[[], object]] = [lambda: consumer.retry_later(old, 1), lambda: consumer.dead_letter(old)]
+        for call in calls:
             with pytest.raises(Disconnected, match="it comes again"):
                 call()
         assert consumer.holds(new)

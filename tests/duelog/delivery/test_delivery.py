@@ -328,6 +328,30 @@ def test_a_crash_amid_a_postponement_leaves_the_message_or_its_retry_not_both(
             assert payloads(left.topic("t").subscribe("s"), 10) == [b"x"]
 
 
+@pytest.mark.parametrize("delay", [0, 5])
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_message_that_is_acknowledged_is_not_sent_again_by_a_retry(
+    open_store: OpenStore, clock: ManualClock, by: str, delay: int
+) -> None:
+    """It was: a consumer from which it had been taken back doubled what another had done meanwhile."""
+    store = open_store()
+    store.update_policies(topic="t", max_pending=1)
+    topic = store.topic("t")
+    topic.send(b"x")
+    with topic.subscribe("s", type="shared") as consumer, topic.subscribe("s", type="shared") as other:
+        (message,) = consumer.receive()
+        if by == "another":
+            assert consumer.nack(message, delay=0) == 1
+            assert other.ack(other.receive()) == 1
+        else:
+            assert consumer.ack(message) == 1
+        assert consumer.retry_later(message, delay) is None
+        topic.send(b"y", deliver_after=1)  # the one that may be pending
+        clock.advance(10_000)
+        assert payloads(consumer, 10) == [b"y"]
+    assert store.topic("t").stats().sent == 2
+
+
 def test_an_interrupt_that_does_not_wake_a_waiting_receiver_is_heard_all_the_same(tmp_path: Path) -> None:
     """One that comes as it falls asleep was heard a minute later."""
     with DelayedStore.open(tmp_path / "s") as store, store.topic("t").subscribe("s") as consumer:
