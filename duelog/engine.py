@@ -452,10 +452,6 @@ def _has_thread(storage: Storage, clock: StoreClock) -> bool:
     return not isinstance(clock.wrapped, ManualClock) if background is None else background
 
 
-def _nothing(*_: object) -> None:
-    """Stand in for waking a scheduler in a store without one, and for telling a copy of a file."""
-
-
 def _shipping(storage: Storage, clock: StoreClock) -> Shipping | None:
     if storage.read_only or storage.config.replica is None:
         return None
@@ -478,7 +474,7 @@ def _wal_writer(recovered: Recovered, waking: Waking, shipping: Shipping | None,
         background=waking.scheduler is not None,
         follower=shipping,
     )
-    keep = _nothing if shipping is None else shipping.kept.keep_bodies
+    keep = (lambda _: None) if shipping is None else shipping.kept.keep_bodies
     wal_writer = main.log = WalWriter(main, recovered.memtable, segments, storage.config, storage.listeners, keep)
     undo.callback(wal_writer.close)
     if storage.config.durability == "relaxed":

@@ -199,12 +199,7 @@ def _has_been_used(main: Path) -> bool:
 
 
 def create(path: Path, config: StoreConfig) -> Identity:
-    """Make a new store in `path`, where the lock is held and there is no STORE file. Raises StoreFull."""
-    with explained(path):
-        return _create(path, config)
-
-
-def _create(path: Path, config: StoreConfig) -> Identity:
+    """Make a new store in `path`, where the lock is held and there is no STORE file. Raises OSError."""
     for name in ("attempts", "main", "partitions", "staging", "trash", "wal"):
         remove_tree(path / name)
     for name in ("partitions", "staging", "trash"):
@@ -379,7 +374,8 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         undo.callback(lock.release)
         lock.take()
     is_new = not read_only and not (path / "STORE").exists()
-    identity = create(path, config) if is_new else read_identity(path, config)
+    with explained(path):
+        identity = create(path, config) if is_new else read_identity(path, config)
     listeners: Listeners = []
     publication, limits = Publication(), RunLimits(config.run_entries, config.run_bytes)
     memtable = Memtable(publication, limits, path / "main" if config.sets_bodies_apart else None)

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from duelog.delayed_store import DelayedStore, checked_pattern
 from duelog.operations.face_table import FACE, NOT_OFFERED, ONCE, Row
+from duelog.operations.operation import signature_of
 from duelog.operations.transacted import TRANSACTED
 from duelog.operations.wire import CONNECTION, LONGEST_RECONNECT_S, Disconnected, OnlyInProcess
 from duelog.operations.wire_address import connecting, is_address
@@ -47,7 +47,7 @@ from .pushed_messages import Acknowledging, PushedMessages, received
 
 C = TypeVar("C", bound=type)
 
-_SENDING = signature(Topic.send)
+_SENDING = signature_of(Topic.send)
 _SENT = frozenset(_SENDING.parameters) - {"self", "payload"}
 _CLOCK = StoreClock(SystemClock())
 _REPORT_S, _REPORT_AGAIN_S = 1.0, 10.0
@@ -127,11 +127,6 @@ def _connection(place: str, token: str | None, trust: Path | None, patience_s: f
 # -- methods made from the table -----------------------------------------------------------------------
 
 
-@functools.cache
-def _signature(method: Callable[..., object]) -> Signature:
-    return signature(method)
-
-
 def _asked(row: Row, base: Any) -> Any:
     """A method, or a property, that asks for an operation of the table."""
     member = getattr(base, row.method)
@@ -140,7 +135,7 @@ def _asked(row: Row, base: Any) -> Any:
 
     @functools.wraps(member)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        _signature(member).bind(self, *arguments, **named)  # raises TypeError as a call does
+        signature_of(member).bind(self, *arguments, **named)  # raises TypeError as a call does
         return self._ask(row, arguments, named)
 
     return method
@@ -299,7 +294,7 @@ class ConnectedTransaction(Transaction):
     def _collect(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Result[Any]:
         """Note an operation, and the result that it will have."""
         self._check_begun()
-        arguments = _signature(getattr(Transaction, name)).bind(self, *given, **named).arguments
+        arguments = signature_of(getattr(Transaction, name)).bind(self, *given, **named).arguments
         del arguments["self"]
         if isinstance(topic := arguments.get("topic"), ConnectedTopic):
             arguments["topic"] = topic.name
@@ -432,7 +427,7 @@ class ConnectedTopic(Topic):
         return _listed(self._numbered("Topic.send_batch", batch, named))
 
     def send_payloads(self, payloads: Sequence[bytes], **named: Any) -> MessageIds:
-        _signature(Topic.send_payloads).bind(self, payloads, **named)
+        signature_of(Topic.send_payloads).bind(self, payloads, **named)
         if not isinstance(payloads, (list, tuple)) or not payloads:
             found: MessageIds = self._ask(FACE["Topic.send_payloads"], [payloads], named)
             return found
@@ -513,7 +508,7 @@ class ConnectedSubscription(Subscription):
     """See `Subscription`. A `receive` is one request, which is answered when messages are due."""
 
     def __init__(self, store: ConnectedStore, method: str, topic: tuple[str, ...], *given: Any, **named: Any) -> None:
-        _signature(getattr(Topic, method.removeprefix("Topic."))).bind(None, *given, **named)
+        signature_of(getattr(Topic, method.removeprefix("Topic."))).bind(None, *given, **named)
         connection = store._connection
         self._store = store
         self._connection = connection

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from inspect import Signature, signature
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -97,6 +97,12 @@ class Operation:
         if self.streamed:
             return (from_json(self.result, each, self.name) for each in answer)
         return from_json(self.result, answer, self.name)
+
+
+@cache
+def signature_of(method: Callable[..., object]) -> Signature:
+    """The signature of a method, which is made once."""
+    return signature(method)
 
 
 def _face_names(method: Callable[..., object]) -> dict[str, Any]:

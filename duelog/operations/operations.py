@@ -524,17 +524,6 @@ class Operations:
         namespace: str | None = None,
     ) -> Iterator[DeadLetter]:
         """List dead letters, oldest first. namespace: of the topics that they come from."""
-        return self._letters(topic, subscription, reason, key, older_than, namespace)
-
-    def _letters(
-        self,
-        topic: str | None,
-        subscription: str | None,
-        reason: str | None,
-        key: str | None,
-        older_than: float | None,
-        namespace: str | None,
-    ) -> Iterator[DeadLetter]:
         within = "" if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
         letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
         return (letter for letter in letters if letter.topic.startswith(within))
@@ -552,7 +541,7 @@ class Operations:
     ) -> dict[str, Any]:
         """List the first of those as `dead_letters`, of each payload its beginning, as `scheduled_page`."""
         _check_limit(limit)
-        found = list(islice(self._letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
+        found = list(islice(self.dead_letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
         return {"letters": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "more": len(found) > limit}
 
     @operation(Right.CONSUME)
@@ -568,7 +557,7 @@ class Operations:
         namespace: str | None = None,
     ) -> int:
         """Deliver again those of these ids among what the others leave, None: all of that; how many."""
-        letters = self._letters(topic, subscription, reason, key, older_than, namespace)
+        letters = self.dead_letters(topic, subscription, reason, key, older_than, namespace)
         return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
 
     @operation(Right.CONSUME)
@@ -583,7 +572,7 @@ class Operations:
         namespace: str | None = None,
     ) -> int:
         """Drop them for good; how many."""
-        letters = self._letters(topic, subscription, reason, key, older_than, namespace)
+        letters = self.dead_letters(topic, subscription, reason, key, older_than, namespace)
         return self._store.purge_dead_letters(_chosen(letters, ids))
 
     # -- schedules -------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache, partial
-from inspect import Signature, signature
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -28,7 +27,7 @@ from duelog.store.position import MessageId
 from ..sending.outbox import Numbers, Outbox, Outgoing
 from . import wire_values
 from .face_table import FACE, ONCE, Row
-from .operation import Ask, Right
+from .operation import Ask, Right, signature_of
 from .transacted import changed_once, document_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
 from .wire_loop import WireLoop
@@ -444,9 +443,7 @@ class WireCalls:
         member = getattr(type(owner), row.method)
         if isinstance(member, property):
             return getattr(owner, row.method)
-        arguments = [owner, *arguments]
-        _bind(row.name, member, arguments, named)
-        return member(*arguments, **named)
+        return _called(row.name, member, [owner, *arguments], named)
 
     def _transact(self, operations: list[Any], named: dict[str, Any]) -> list[Any]:
         for each in operations:
@@ -482,9 +479,8 @@ class WireCalls:
         return changed_once(transaction, row.method, [owner, *arguments], named)
 
     def _send_once(self, store: Store, arguments: list[Any], named: dict[str, Any]) -> Any:
-        send, arguments = type(store)._send_once, [store, *self._number(named), *arguments]
-        _bind("DelayedStore.send_batch", send, arguments, named)
-        ids = send(*arguments, **named)
+        arguments = [store, *self._number(named), *arguments]
+        ids = _called("DelayedStore.send_batch", type(store)._send_once, arguments, named)
         if ids is None:
             raise Disconnected("the messages are stored; their ids were lost with the connection", stored=True)
         return ids
@@ -496,7 +492,8 @@ class WireCalls:
             case [str(producer), int(first)], [name] if first >= 0 and row.name in encoders:
                 topic = self._topic(name)
                 self._use(topic.name, [producer])
-                encoded, now_ms = _encoded(topic.sender, encoders[row.name], row.name, arguments, named)
+                encode = getattr(type(topic.sender), encoders[row.name])
+                encoded, now_ms = _called(row.name, encode, [topic.sender, *arguments], named)
                 ids = topic.producer(producer).send_encoded(encoded, now_ms, first, keep_ids=False)
                 return list(ids) if encoded.dedups else ids  # which of them were there before is told of each
         raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")
@@ -693,25 +690,18 @@ def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, st
     return row.right, str(target[0]) if target else None
 
 
-@cache
-def _signature(method: Callable[..., object]) -> Signature:
-    return signature(method)
-
-
 def _bind(name: str, method: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> None:
     """Raises InvalidArgument for arguments that a method, with its object, does not take."""
     try:
-        _signature(method).bind(*arguments, **named)
+        signature_of(method).bind(*arguments, **named)
     except TypeError as error:
         raise InvalidArgument("arguments", [*arguments[1:], named], f"{name}: {error}") from None
 
 
-def _encoded(sender: Any, method: str, name: str, arguments: list[Any], named: dict[str, Any]) -> tuple[Any, int]:
-    """Check and encode a batch. Raises InvalidArgument, InvalidMessage."""
-    encode = getattr(type(sender), method)
-    _bind(name, encode, [sender, *arguments], named)
-    encoded: tuple[Any, int] = encode(sender, *arguments, **named)
-    return encoded
+def _called(name: str, method: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Any:
+    """Call a method with its object. Raises as `_bind`, and as the method."""
+    _bind(name, method, arguments, named)
+    return method(*arguments, **named)
 
 
 def closing() -> Refused:
