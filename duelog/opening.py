@@ -39,7 +39,6 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import AlreadyOpen, ClosedError, CorruptEntry, DamagedStore, FormatMismatch, StoreLocked
 from duelog.store.files import pages
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
-from duelog.store.files.pages import refuse_broken
 from duelog.store.files.process import here
 from duelog.store.files.system_errors import explained
 from duelog.store.listener import Listeners, StoreListener
@@ -272,7 +271,6 @@ def open_main(
 
     `follow`: how what is unapplied is read, where another process writes.
     """
-    refuse_broken(path / "main")
     try:
         environment = Environment(
             path / "main",
@@ -283,6 +281,7 @@ def open_main(
             listeners=listeners,
             memtable=memtable,
             follow=follow,
+            walk=True,
         )
     except AlreadyOpen as error:
         raise AlreadyOpen(path) from error

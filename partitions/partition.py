@@ -23,8 +23,7 @@ from ..store.env.memtable import Memtable, Publication, Reads
 from ..store.env.transaction import Staging, Transaction
 from ..store.env.vacant import VACANT
 from ..store.errors import ClosedError, CorruptEntry, DamagedStore
-from ..store.files.pages import read_few, refuse_broken
-from ..store.files.system_errors import explained
+from ..store.files.pages import read_few
 from ..store.log import catalog
 from ..store.log.ledger import Ledger, PackedMessages, Replaced, end_after, find_tail, insert_messages, insert_packed
 from ..store.wal.segment import MAIN
@@ -142,8 +141,8 @@ class Partition:
         """Entries appended by this process."""
         self.keeps_pages = False
         """True where written pages stay in the page cache, also once its environment is opened (`stop_evicting`)."""
-        self._scanned: Path | None = None
-        """The generation whose pages this process has looked at."""
+        self.walked: Path | None = None
+        """The generation whose pages this process has looked at, or made."""
         self.leases = 0
         self.appenders = 0
         self.outdated = False
@@ -379,26 +378,15 @@ class Partition:
         """True while the write-ahead log has what a checkpoint stores: entries, or that the partition is there."""
         return self.vacant or bool(self.memtable)
 
-    def verify_pages(self) -> None:
-        """At its first opening, refuse a file whose pages do not hold together; one that is missing is not opened.
-
-        Later ones are looked at as any environment that is opened (`pages.verify`). Raises DamagedStore.
-        """
-        if self._scanned != self.path:
-            with explained(self.path):
-                if not (self.path / "data.mdb").is_file():
-                    return
-            refuse_broken(self.path)
-            self._scanned = self.path
-
-    def verify_identity(self, store_id: bytes, environment: Environment | None = None) -> None:
-        """Refuse a directory that belongs to another store, partition or generation. Raises DamagedStore.
-
-        environment: one that is attached next; None: the one in use. A vacant one says nothing of itself.
-        """
-        environment = environment or self.environment
-        if not environment.is_vacant:
-            self._verify_record(store_id, environment.get(fmt.PARTITION_INFO_KEY))
+    def verify_identity(self, store_id: bytes, raw: Reads) -> None:
+        """Refuse rows that belong to another store, partition or generation. Raises DamagedStore, CorruptRecord."""
+        fields = catalog.fields_of(raw, fmt.PARTITION_INFO_KEY)
+        if fields is None:
+            raise DamagedStore(self.path, "has no partition record")
+        expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)
+        info = PartitionInfo.unpack(fields)
+        if info != expected:
+            raise DamagedStore(self.path, f"is {info}, the catalog says {expected}")
 
     def few_rows(self, store_id: bytes) -> Reads | None:
         """Read the few rows of a partition that is not open; None where there are many. Raises as `verify_identity`.
@@ -410,7 +398,7 @@ class Partition:
         few = read_few(self.path)
         if few is None:
             return None
-        self._verify_record(store_id, catalog.fields_of(few, fmt.PARTITION_INFO_KEY))
+        self.verify_identity(store_id, cast(Reads, few))
         try:
             for key, value in few.rows:
                 if key.startswith(fmt.RUN_PREFIX):
@@ -418,11 +406,3 @@ class Partition:
         except CorruptEntry:
             return None
         return cast(Reads, few)
-
-    def _verify_record(self, store_id: bytes, fields: bytes | None) -> None:
-        if fields is None:
-            raise DamagedStore(self.path, "has no partition record")
-        expected = PartitionInfo(fmt.FORMAT_VERSION, store_id, self.start_ms, self.end_ms, self.generation)
-        info = PartitionInfo.unpack(fields)
-        if info != expected:
-            raise DamagedStore(self.path, f"is {info}, the catalog says {expected}")

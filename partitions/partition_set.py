@@ -397,11 +397,12 @@ class PartitionSet:
         if few is not None:
             yield few
             return
-        partition.verify_pages()
-        with closing(Environment(partition.path, name=partition.name, read_only=True, lock=False)) as environment:
-            partition.verify_identity(self._store_id, environment)
-            with environment.read() as raw:
-                yield raw
+        walk = partition.walked != partition.path
+        opened = Environment(partition.path, name=partition.name, read_only=True, lock=False, walk=walk)
+        with closing(opened), opened.read() as raw:
+            partition.walked = opened.path
+            partition.verify_identity(self._store_id, raw)
+            yield raw
 
     def at_hand(self, partition: Partition) -> None:
         """Fetch a partition that is away. Raises DayAway where nothing is fetched, and what fetching raises."""
@@ -581,7 +582,6 @@ class PartitionSet:
             return [partition for partition in self._partitions.values() if partition.has_unapplied]
 
     def _opened(self, partition: Partition) -> Environment:
-        partition.verify_pages()
         environment = Environment(
             partition.path,
             name=partition.name,
@@ -594,10 +594,13 @@ class PartitionSet:
             follow=self._follow(partition),
             before_commit=self.before_commit,
             make=self._making(partition) if partition.vacant else None,
+            walk=partition.walked != partition.path,
         )
         try:
-            partition.verify_identity(self._store_id, environment)
+            partition.walked = environment.path
             with environment.read() as raw:
+                if not environment.is_vacant:
+                    partition.verify_identity(self._store_id, raw)
                 refuse_ahead(environment.path, raw, self._publication.position)
         except BaseException:
             environment.close()

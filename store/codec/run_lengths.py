@@ -191,7 +191,7 @@ class ScatteredBatch:
     What it has of each log is in arrays: as objects it would take several times the memory of small messages.
     """
 
-    __slots__ = ("_bodies_at", "_limits", "_places", "_rows_at", "counts", "firsts", "ledger_ids", "starts_ms", "value")
+    __slots__ = ("_places", "bodies_at", "counts", "firsts", "ledger_ids", "limits", "rows_at", "starts_ms", "value")
 
     def __init__(self, value: Buffer) -> None:
         logs, _ = _HEAD.unpack_from(value)
@@ -201,18 +201,18 @@ class ScatteredBatch:
         self.ledger_ids = _column("Q", value, at + 8 * logs, logs)
         self.firsts = _column("I", value, at + 16 * logs, logs)
         self.counts = _column("I", value, at + 20 * logs, logs)
-        self._rows_at = at + _LOG_BYTES * logs
+        self.rows_at = at + _LOG_BYTES * logs
         self._places: dict[int, int] = {}
 
     def _index(self) -> None:
         """Find where the rows and the bodies of each log are: when the first of them is asked for. O(logs)."""
         _, count = _HEAD.unpack_from(self.value)
         limits = np.cumsum(self.counts)
-        ends = np.frombuffer(self.value, "<u4", 3 * count, self._rows_at).reshape(-1, 3)[:, 1]
-        bodies = np.full(len(limits) + 1, self._rows_at + _MESSAGE_BYTES * count, dtype=np.int64)
+        ends = np.frombuffer(self.value, "<u4", 3 * count, self.rows_at).reshape(-1, 3)[:, 1]
+        bodies = np.full(len(limits) + 1, self.rows_at + _MESSAGE_BYTES * count, dtype=np.int64)
         bodies[1:] += np.cumsum(ends[limits - 1], dtype=np.int64)
-        self._limits = array("I", limits.astype("I").tobytes())
-        self._bodies_at = array("q", bodies.tobytes())
+        self.limits = array("I", limits.astype("I").tobytes())
+        self.bodies_at = array("q", bodies.tobytes())
         self._places = {ledger_id: at for at, ledger_id in enumerate(self.ledger_ids)}
 
     @classmethod
@@ -256,19 +256,6 @@ class ScatteredBatch:
         """(start of the partition, ledger id, messages) of each log."""
         return zip(self.starts_ms, self.ledger_ids, map(self.run_of, self.ledger_ids), strict=True)
 
-    def stored_bytes(self, at: int) -> int:
-        bodies_at = self._bodies_at
-        return HEADER_BYTES + _MESSAGE_BYTES * self.counts[at] + bodies_at[at + 1] - bodies_at[at]
-
-    def parts(self, at: int) -> RunParts:
-        bodies, limit = self._bodies_at, self._rows_at + _MESSAGE_BYTES * self._limits[at]
-        return RunParts(
-            0,
-            self.starts_ms[at],
-            self.value[limit - _MESSAGE_BYTES * self.counts[at] : limit],
-            self.value[bodies[at] : bodies[at + 1]],
-        )
-
 
 def _column(code: str, value: Buffer, at: int, logs: int) -> array[int]:
     found: array[int] = array(code)
@@ -297,17 +284,21 @@ class BatchRun(NamedTuple):
     @property
     def value(self) -> bytes:
         """The run, made at each call."""
-        _, base_ms, rows, bodies = self.batch.parts(self.at)
+        _, base_ms, rows, bodies = self.parts()
         header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, 0, self.limit - self.first, base_ms, 0, 0)[4:]
         columns = np.frombuffer(rows, "<u4").reshape(-1, 3).T.tobytes()
         return seal_run(run_key(self.batch.ledger_ids[self.at], self.first), header + columns, (bodies,))
 
     @property
     def stored_bytes(self) -> int:
-        return self.batch.stored_bytes(self.at)
+        first, limit, batch, at = self
+        return HEADER_BYTES + _MESSAGE_BYTES * (limit - first) + batch.bodies_at[at + 1] - batch.bodies_at[at]
 
     def parts(self) -> RunParts:
-        return self.batch.parts(self.at)
+        first, limit, batch, at = self
+        value, bodies_at, end = batch.value, batch.bodies_at, batch.rows_at + _MESSAGE_BYTES * batch.limits[at]
+        rows = value[end - _MESSAGE_BYTES * (limit - first) : end]
+        return RunParts(0, batch.starts_ms[at], rows, value[bodies_at[at] : bodies_at[at + 1]])
 
 
 _new_run = partial(tuple.__new__, BatchRun)

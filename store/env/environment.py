@@ -120,6 +120,7 @@ class Environment:
         follow: Follow | None = None,
         before_commit: Callable[[], None] | None = None,
         make: Making | None = None,
+        walk: bool = False,
     ) -> None:
         """Open `path`, a directory; errors and findings call the environment `name`.
 
@@ -132,6 +133,7 @@ class Environment:
         follow: reads those rows where another process writes them, and tells whether it has yet to make the directory.
         before_commit: called by the leader of each commit, before LMDB commits.
         make: makes the directory, in the first commit; until then the environment is vacant. None: it is there.
+        walk: see that its pages hold together (`pages.refuse_broken`).
 
         Raises DamagedStore when the data file is missing, empty, no LMDB file, or truncated so that reading it would
         kill the process.
@@ -178,12 +180,16 @@ class Environment:
         self._open_lmdb = partial(_open_lmdb, durability=durability, read_only=read_only, lock=lock)
         self._occupying = threading.Lock()
         self._env = VACANT
+        self._last_run: bytes | None = None
+        """Key of the last run, or a bound below every run; None: no commit has looked for it."""
         self.takes_commits = False
         """True once LMDB's environment is open for writing: such a one keeps pages of its own, up to some MB."""
-        self.in_place = InPlace(f"{path}/data.mdb")
+        self.in_place: InPlace
         self._map_bytes = map_bytes
         if make is None and (follow is None or self._is_there() or not follow.is_registered()):
-            self._occupy(create=create)
+            self._occupy(create=create, walk=walk)
+        else:
+            self.in_place = InPlace(f"{path}/data.mdb")
 
     # -- vacant, and not ------------------------------------------------------------------------
 
@@ -195,7 +201,7 @@ class Environment:
     def _is_there(self) -> bool:
         return (self.path / "data.mdb").is_file()
 
-    def _occupy(self, *, create: bool = False) -> None:
+    def _occupy(self, *, create: bool = False, walk: bool = False) -> None:
         """Go over to LMDB, in the directory that is there by now."""
         with self._occupying:
             if self._env is not VACANT:
@@ -203,7 +209,7 @@ class Environment:
             self.in_place = InPlace(f"{self.path}/data.mdb")  # before it is opened: of two files it is none
             for_commits = create or (self.has_unapplied and not self.read_only)  # a checkpoint is to apply them
             opened, self._map_bytes = self._open_lmdb(
-                self.path, map_bytes=self._map_bytes, for_commits=for_commits, create=create
+                self.path, map_bytes=self._map_bytes, for_commits=for_commits, create=create, walk=walk
             )
             self._env = opened
             if for_commits:
@@ -214,9 +220,6 @@ class Environment:
                     raise
 
     def _use_for_commits(self) -> None:
-        with self._env.begin() as raw:
-            cursor = raw.cursor()
-            self._last_run = max(bytes(cursor.key()), RUN_PREFIX) if cursor.last() else RUN_PREFIX
         self._page_bytes: int = self._env.stat()["psize"]
         self._eviction = Eviction(self.path, 2 * self._page_bytes, self._remap) if self._evicts else None
         self.takes_commits = True
@@ -249,8 +252,7 @@ class Environment:
     def _lmdb(self) -> lmdb.Environment:
         """LMDB's environment: of one that another process has made since, too."""
         if self._env is VACANT and self._follow is not None and self._is_there():
-            pages.refuse_broken(self.path)
-            self._occupy()
+            self._occupy(walk=True)
         return self._env
 
     # -- reading -------------------------------------------------------------------------------
@@ -414,6 +416,9 @@ class Environment:
         raw: lmdb.Transaction | None = None
         try:
             raw = self._env.begin(write=True)
+            if self._last_run is None:
+                cursor = raw.cursor()
+                self._last_run = max(cursor.key(), RUN_PREFIX) if cursor.last() else RUN_PREFIX
             transaction = LmdbTransaction(raw, self._last_run, self._memtable, self._bodies.reader())
             value = self._work(work, transaction)
         except BaseException as error:
@@ -699,6 +704,7 @@ def _open_lmdb(
     lock: bool,
     for_commits: bool = False,
     create: bool = False,
+    walk: bool = False,
 ) -> tuple[lmdb.Environment, int]:
     """Open the directory `path`, made if `create`; returns the environment and the size of its map.
 
@@ -709,7 +715,8 @@ def _open_lmdb(
         if create:
             make_directory(path)
         else:
-            map_bytes = max(map_bytes, pages.verify(path).file_bytes * 2)
+            data = pages.refuse_broken(path) if walk else pages.verify(path)
+            map_bytes = max(map_bytes, data.file_bytes * 2)
         if not read_only:
             reserve_lock_file(path)
         try:

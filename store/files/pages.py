@@ -58,14 +58,10 @@ INTEGER_KEYS = 8
 NO_PAGE = 2**64 - 1
 """Root of a tree without a page."""
 
-_META = struct.Struct("<II8xQ")  # magic, version, address, map size; then the two trees
-_TREE = struct.Struct("<IHHQQQQQ")
-_END = struct.Struct("<QQ")  # last page, transaction
-_META_AT = PAGE_HEADER.size
-_FREE_AT = _META_AT + _META.size
-_MAIN_AT = _FREE_AT + _TREE.size
-_END_AT = _MAIN_AT + _TREE.size
-_META_BYTES = _END_AT + _END.size
+_META = struct.Struct(
+    "<10xH4xII8xQ IHHQQQQQ IHHQQQQQ QQ"
+)  # kind, magic, version, map size, trees, last page, transaction
+_META_BYTES = _META.size
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
@@ -113,11 +109,10 @@ def meta_in_force(descriptor: int) -> tuple[int, list[MetaPage]]:
 
     As of one instant, though another process commits between two reads.
     """
-    page_bytes, pages = _read_metas(descriptor)
+    page_bytes, pages, metas = _read_metas(descriptor)
     while [os.pread(descriptor, _META_BYTES, at) for at in (0, page_bytes)] != pages:
-        page_bytes, pages = _read_metas(descriptor)
-    found = [meta for number, page in enumerate(pages) if (meta := _parse_meta(number, page)) is not None]
-    return page_bytes, sorted(found, key=lambda meta: meta.transaction)
+        page_bytes, pages, metas = _read_metas(descriptor)
+    return page_bytes, sorted(metas, key=lambda meta: meta.transaction)
 
 
 def metas_disagree(metas: list[MetaPage]) -> str | None:
@@ -154,27 +149,25 @@ def page_count(descriptor: int, page_bytes: int) -> int:
     return -(-os.fstat(descriptor).st_size // page_bytes)
 
 
-def _read_metas(descriptor: int) -> tuple[int, list[bytes]]:
-    """The size of a page, from either meta page, and what lies where the meta pages are."""
+def _read_metas(descriptor: int) -> tuple[int, list[bytes], list[MetaPage]]:
+    """The size of a page, from either meta page, what lies where the meta pages are, and those that are valid."""
     first = os.pread(descriptor, _META_BYTES, 0)
-    for page_bytes in _PAGE_SIZES:
+    for page_bytes in (*_PAGE_SIZES, _PAGE_SIZES[0]):
         pages = [first, os.pread(descriptor, _META_BYTES, page_bytes)]
-        if any(meta.free.pad == page_bytes for meta in map(_parse_meta, (0, 1), pages) if meta is not None):
-            return page_bytes, pages
-    return _PAGE_SIZES[0], [first, os.pread(descriptor, _META_BYTES, _PAGE_SIZES[0])]
+        metas = [meta for meta in map(_parse_meta, (0, 1), pages) if meta is not None]
+        if any(meta.free.pad == page_bytes for meta in metas):
+            break
+    return page_bytes, pages, metas
 
 
 def _parse_meta(number: int, page: bytes) -> MetaPage | None:
     """The meta page that `page` begins with; None: it is not valid in itself."""
     if len(page) < _META_BYTES:
         return None
-    _, _, kind, _, _ = PAGE_HEADER.unpack_from(page)
-    magic, version, map_bytes = _META.unpack_from(page, _META_AT)
+    kind, magic, version, map_bytes, *trees, last_page, transaction = _META.unpack(page)
     if (magic, version) != (_MAGIC, _VERSION) or not kind & META:
         return None
-    free = TreeRecord(*_TREE.unpack_from(page, _FREE_AT))
-    main = TreeRecord(*_TREE.unpack_from(page, _MAIN_AT))
-    return MetaPage(number, map_bytes, free, main, *_END.unpack_from(page, _END_AT))
+    return MetaPage(number, map_bytes, TreeRecord(*trees[:8]), TreeRecord(*trees[8:]), last_page, transaction)
 
 
 # -- the walk ------------------------------------------------------------------------------------
@@ -409,21 +402,20 @@ def find_problems(directory: Path, transaction: int | None = None) -> list[str] 
         raise DamagedStore(directory / "data.mdb", f"cannot be read: {error}") from error
 
 
-def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
-    """Raise DamagedStore where the pages of `directory`/data.mdb do not hold together, before it is opened.
+def refuse_broken(directory: Path, *, every_header: bool = False) -> "DataFile":
+    """Refuse, before it is opened, what `verify` refuses, and a file whose pages do not hold together.
 
     Of a file of more than `MOST_LEAVES` leaf pages only the branch pages and the headers of leaf pages are read, of one
     of more than `MOST_HEADERS` not these either, unless every_header asks for them. The pages of long values are not
-    read. Beside a writing process: a problem counts only if nothing was committed meanwhile. A file without a meta page
-    is not looked at. Also raises ResourceShortage.
+    read. Beside a writing process: a problem counts only if nothing was committed meanwhile. Raises DamagedStore,
+    ResourceShortage.
     """
     problems: list[str] = []
     before: object = None
-    with explained(directory), open_file(directory) as descriptor:
+    with explained(directory), _there(directory) as descriptor:
         while not problems or meta_in_force(descriptor) != before:
             before = page_bytes, metas = meta_in_force(descriptor)
-            if not metas:
-                return  # opening it says so
+            data = _facts(directory, descriptor, page_bytes, metas)
             tree = metas[-1].main
             if tree.branch_pages + tree.leaf_pages <= FEW_PAGES:
                 leaves = Leaves.WHOLE
@@ -433,7 +425,7 @@ def refuse_broken(directory: Path, *, every_header: bool = False) -> None:
                 leaves = Leaves.HEADERS if every_header or tree.leaf_pages <= MOST_HEADERS else Leaves.UNREAD
             problems = _problems(descriptor, page_bytes, metas, metas[-1], leaves=leaves)
             if not problems:
-                return
+                return _with_all_pages(directory, data)
     raise DamagedStore(directory / "data.mdb", f"its pages do not hold together: {problems[0]}")
 
 
@@ -591,20 +583,29 @@ class DataFile(NamedTuple):
         return (self.last_page + 1) * self.page_bytes > self.file_bytes
 
 
-def inspect(directory: Path) -> DataFile:
-    """Read the meta pages of `directory`/data.mdb. Raises DamagedStore when no valid one is there."""
-    path = directory / "data.mdb"
+@contextmanager
+def _there(directory: Path) -> Iterator[int]:
+    """`open_file`. Raises DamagedStore where it is missing."""
     try:
         with open_file(directory) as descriptor:
-            file_bytes = os.fstat(descriptor).st_size
-            page_bytes, metas = meta_in_force(descriptor)
+            yield descriptor
     except FileNotFoundError as error:
-        raise DamagedStore(path, "is missing") from error
+        raise DamagedStore(directory / "data.mdb", "is missing") from error
+
+
+def _facts(directory: Path, descriptor: int, page_bytes: int, metas: list[MetaPage]) -> DataFile:
+    file_bytes = os.fstat(descriptor).st_size
     if not metas:
-        raise DamagedStore(path, f"no LMDB data file ({file_bytes} bytes)")
+        raise DamagedStore(directory / "data.mdb", f"no LMDB data file ({file_bytes} bytes)")
     newest = metas[-1]
     rows = newest.main.entries
     return DataFile(page_bytes, newest.map_bytes, newest.last_page, newest.transaction, rows, file_bytes)
+
+
+def inspect(directory: Path) -> DataFile:
+    """Read the meta pages of `directory`/data.mdb. Raises DamagedStore when no valid one is there."""
+    with _there(directory) as descriptor:
+        return _facts(directory, descriptor, *meta_in_force(descriptor))
 
 
 def verify(directory: Path) -> DataFile:
@@ -613,7 +614,10 @@ def verify(directory: Path) -> DataFile:
     Of a short file every page that is in use is looked for, O(file); beside a writing process what is missing counts
     only if nothing was committed meanwhile.
     """
-    data = inspect(directory)
+    return _with_all_pages(directory, inspect(directory))
+
+
+def _with_all_pages(directory: Path, data: DataFile) -> DataFile:
     while data.short and (problems := find_problems(directory)):
         before, data = data, inspect(directory)
         if data == before:

@@ -36,7 +36,7 @@ def fired(open_store: OpenStore, clock: ManualClock) -> DelayedStore:
     clock.advance(200_000)
     assert store.tick().closed == 5
     for partition in store._engine.storage.partitions:
-        partition._scanned = None  # as after a restart
+        partition.walked = None  # as after a restart
     return store
 
 
@@ -60,7 +60,7 @@ NO_READER_SLOT = system_errors.explain(Path("data.mdb"), lmdb.ReadersFullError("
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
-        (pages, "inspect", NO_DESCRIPTOR),
+        (pages, "refuse_broken", NO_DESCRIPTOR),
         (os, "open", NO_DESCRIPTOR),  # the look at a file's pages before it is opened for the first time
         (lmdb, "open", lmdb.Error(f"/store: {os.strerror(errno.EMFILE)}")),
         (lmdb, "open", lmdb.MemoryError(f"/store: {os.strerror(errno.ENOMEM)}")),

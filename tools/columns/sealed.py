@@ -158,7 +158,9 @@ def open_generation(
         state = PartitionState.CLOSED if wal is None else PartitionState.OPEN
         partition = Partition(path, sealed.start_ms, sealed.end_ms, sealed.generation, state)
         try:
-            partition.verify_identity(store_id, environment)
+            if not environment.is_vacant:
+                with environment.read() as raw:
+                    partition.verify_identity(store_id, raw)
         except CorruptRecord as error:
             raise DamagedStore(path, str(error)) from error
         yield environment
