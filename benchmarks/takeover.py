@@ -41,13 +41,13 @@ _SETTINGS = 'store = {{ lease_ms = {}, durability = "replicated" }}\n'
 def served_again(subject: str, lease_ms: int, n: int, on_server: bool, directory: Path) -> dict[str, float]:
     """Seconds that `n` takeovers took."""
     from tests.duelog.replica.machines import Machines  # noqa: PLC0415 - where the tests' needs are installed
-    from tests.duelog.replica.seaweed import free_ports  # noqa: PLC0415 - likewise
+    from tests.ports import free_port  # noqa: PLC0415 - likewise
 
     url, took = _url(directory, on_server), list[float]()
     (directory / "settings.toml").write_text(_SETTINGS.format(lease_ms))
     with DelayedStore.open(directory / "one", StoreConfig(replica=url)) as store:
         store.save_manifest()
-    machines, ports = Machines(directory, url), free_ports(4)
+    machines, ports = Machines(directory, url), [free_port() for _ in range(4)]
     try:
         for name in ("one", "two"):
             machines.add(name, "127.0.0.1", ports.pop(), ports.pop())

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ import pytest
 
 from duelog import DelayedStore, Policies
 from tests.broker.security.certificates import write_pair
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LACKING = 77
@@ -29,26 +29,6 @@ SCENARIO_S = 180
 START_S = 90
 
 _SERVE = "from duelog.tools.cli.main import main; main()"
-
-
-_LOWEST_PORT, _PORTS = 10_000, 20_000
-_ports = count(os.getpid() * 7_919)
-
-
-def free_port() -> int:
-    """A port of this machine that is free now, and that nobody takes by chance before it is used.
-
-    The kernel gives those above 32,767 to any socket that asks for no certain one, other tests' connections among them.
-    """
-    for number in _ports:
-        port = _LOWEST_PORT + number % _PORTS
-        with socket.socket() as found:
-            try:
-                found.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("count ends never")
 
 
 class ServedStore:

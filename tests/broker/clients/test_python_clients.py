@@ -18,11 +18,11 @@ from tests.broker.clients.conftest import (
     RunScenarios,
     ServedStore,
     ServeStore,
-    free_port,
     token,
 )
 from tests.broker.lookup.stage import Stage
 from tests.broker.security.certificates import write_pair
+from tests.ports import free_port
 from tests.proof import PROOF
 
 VERSIONS = ("installed", "3.1.0")

@@ -13,11 +13,11 @@ from tests.broker.clients.conftest import (
     ServedProxy,
     ServedStore,
     ServeStore,
-    free_port,
     listens,
     token,
 )
 from tests.broker.lookup.stage import Stage
+from tests.ports import free_port
 from tests.store.commits import until
 
 SCENARIOS = ("produce_and_consume", "empty_and_large", "batches", "seek", "pattern", "schema")

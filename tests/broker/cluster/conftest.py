@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.broker.clients.conftest import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

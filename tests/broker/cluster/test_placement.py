@@ -27,11 +27,11 @@ from duelog.broker.protocol import commands
 from duelog.broker.protocol.commands import ServerError
 from duelog.broker.server.broker import Broker, store_config
 from duelog.store.errors import InvalidArgument
-from tests.broker.clients.conftest import free_port
 from tests.broker.cluster.test_proxy import proxy_to, through
 from tests.broker.lookup.stage import Stage
 from tests.broker.server.raw_client import RawClient, end_clients
 from tests.conftest import present
+from tests.ports import free_port
 
 TABLE = """# where things are
 default = "a"

@@ -16,8 +16,9 @@ import pytest
 from duelog import DelayedStore
 from duelog.broker.listing.topic_listing import topics_hash
 from duelog.broker.protocol import commands
-from tests.broker.clients.conftest import ServedProxy, ServedStore, free_port
+from tests.broker.clients.conftest import ServedProxy, ServedStore
 from tests.broker.pressure.served import Talker, resident_bytes
+from tests.ports import free_port
 from tests.proof import PROOF, length
 
 pytestmark = pytest.mark.series

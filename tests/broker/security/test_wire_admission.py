@@ -25,10 +25,10 @@ from duelog.operations.operation import Right
 from duelog.operations.wire import ERROR, RESULT, framed
 from duelog.operations.wire_calls import Guard
 from duelog.operations.wire_values import pack
-from tests.broker.clients.conftest import free_port
 from tests.broker.security.certificates import write_pair
 from tests.broker.security.test_authentication import SECRET, token
 from tests.duelog.operations.test_wire import answer_of, ask, control_of
+from tests.ports import free_port
 from tests.store.commits import until
 
 

