@@ -33,6 +33,7 @@ class Shipped(NamedTuple):
 
     epoch: in which they lead. new_line: the directory was restored, and its ids are still to be set apart from those
     that the leader before has given out. gap: groups were never shipped, and no manifest is behind them yet.
+    inode: `inode_of` the directory as it shipped; 0: it has not, or by a version that did not write this.
     """
 
     url: str
@@ -40,6 +41,7 @@ class Shipped(NamedTuple):
     epoch: int = 1
     new_line: bool = False
     gap: bool = False
+    inode: int = 0
 
     def write(self, path: Path) -> None:
         """Write the file of the store in `path`, durably."""
@@ -51,7 +53,8 @@ def read_shipped(path: Path, url: str) -> Shipped | None:
     try:
         fields: dict[str, Any] = json.loads((path / REPLICA).read_bytes())
         marks = {name: bool(fields.get(name, False)) for name in ("new_line", "gap")}
-        shipped = Shipped(str(fields["url"]), tuple(fields["owners"]), int(fields.get("epoch", 1)), **marks)
+        epoch, inode = int(fields.get("epoch", 1)), int(fields.get("inode", 0))
+        shipped = Shipped(str(fields["url"]), tuple(fields["owners"]), epoch, **marks, inode=inode)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -59,6 +62,14 @@ def read_shipped(path: Path, url: str) -> Shipped | None:
             url, f"{path / REPLICA} cannot be read: `duelog replica init` with a new prefix"
         ) from error
     return shipped if shipped.url == url else None
+
+
+def inode_of(path: Path) -> int:
+    """The number of the store's file STORE in its file system: a copy of the directory seldom has the same.
+
+    Nothing writes that file again. It keeps its number where the directory is renamed, or given to another user.
+    """
+    return (path / STORE).stat().st_ino
 
 
 def store_object(bucket: Bucket) -> tuple[bytes, int] | None:

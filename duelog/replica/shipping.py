@@ -12,7 +12,8 @@ Who leads. An object of a higher epoch under the next number is a fence: another
 With a lease (`lease_ms`) a heartbeat is put where nothing else is, and the store refuses work from 0.8 of the lease on
 after its last success; a standby waits for all of it. So no clocks have to agree: an object comes before the fence, or
 was never created. A put that ends later than the lease after the success before it counts after a look only, since its
-number may have been taken, read, and pruned meanwhile.
+number may have been taken, read, and pruned meanwhile. A directory that was copied waits for the lease of the one it is
+a copy of, once: that one may lead.
 
 Otherwise what happens to the copy never stops the store. Failures are logged, counted, and tried again; a refusal ends
 shipping. Who is told of a change once it is in the copy waits here (`wait_for`), and many wait for one put.
@@ -51,7 +52,7 @@ from duelog.store.wal.segment import RawGroup, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
 from .bucket import AlreadyThere, Bucket, log_name, manifest_name
-from .identity import Shipped, claim, read_shipped
+from .identity import Shipped, claim, inode_of, read_shipped
 from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, find_object, read_object, unpack
 from .log_tail import KeptLog, LogLost, LogTail
 from .manifest import Manifest, read_manifest
@@ -552,7 +553,8 @@ class Shipping:
             ends = max(source.next_place(), place_of(source.oldest_segment(), 0))
             start, owner = self._go_on_after(numbers[-1], shipped, ends)
         own = self._owner.opening
-        self._shipped = shipped._replace(owners=tuple(dict.fromkeys((owner, own) if owner else (own,))))
+        owners = tuple(dict.fromkeys((owner, own) if owner else (own,)))
+        self._shipped = shipped._replace(owners=owners, inode=inode_of(self._path))
         self._shipped.write(self._path)
         try:
             if start is None:
@@ -582,8 +584,28 @@ class Shipping:
                 f"{log_name(seq)} has groups up to {last.end}, the log in {self._path} ends at {next_place}: this "
                 "directory is older than its copy. Restore the copy, or give this one a new prefix",
             )
+        if shipped.inode not in (0, inode_of(self._path)) and last.kind != RESIGNED:
+            self._refuse_copy(last)
         self._crc, self._end, self.epoch = last.crc, last.end, last.epoch
         return last.end, last.maker.opening
+
+    def _refuse_copy(self, last: LogObject) -> None:
+        """Raise ForkFound in a copy of a directory that leads: wait for the lease to pass, and see whether it does."""
+        lease_s = last.maker.lease_ms / 1000
+        if lease_s:
+            _log.warning("%s is a copy: for %g s it is seen whether the original leads", self._path, lease_s)
+        until_s = self.elapsed() + lease_s
+        while self.elapsed() < until_s:
+            found = find_object(self._bucket, last.seq + 1)
+            if found is not None:
+                self._refuse_deposed(found.epoch, log_name(found.seq))
+                raise ForkFound(
+                    self._bucket.url,
+                    f"{log_name(found.seq)} was shipped from elsewhere: {self._path} is a copy, and the original leads "
+                    f"at {found.maker.address or 'an address that is not known'}",
+                )
+            with self._wake:
+                self._wake.wait(min(max(lease_s / 20, 0.05), 0.5))
 
     def _refuse_deposed(self, epoch: int, what: str) -> None:
         """Raise Deposed for what was made in a higher epoch."""

@@ -446,6 +446,8 @@ def test_a_leader_that_is_killed_ships_on_if_it_is_back_within_the_lease(bench: 
     follower = bench.follow("two")
     bench.send(b"1")
     killed = crashed(bench.leader, bench.path / "killed")
+    (killed / "STORE").unlink()
+    (killed / "STORE").hardlink_to(bench.leader.path / "STORE")  # it is the same directory
     bench.pass_lease(0.9)
     with DelayedStore.open(killed, CONFIG, clock=bench.clock) as again:
         ship(again)
@@ -459,6 +461,46 @@ def test_a_leader_that_is_killed_ships_on_if_it_is_back_within_the_lease(bench: 
     assert bench.waiting("two") == {b"1", b"2"}
     with pytest.raises(ForkFound):
         shipping_of(bench.leader).step()
+
+
+def test_a_copy_of_the_directory_of_a_leader_is_refused_once_the_leader_renews_its_lease(bench: Bench) -> None:
+    """It puts nothing before the lease has passed. Before, its first put ended the leader in its place."""
+    bench.ship(b"1")
+    crashed(bench.leader, bench.path / "copy")
+    read, next_one = bench.bucket.read, bench.bucket.numbers()[-1] + 1
+
+    def renewed(seq: int) -> bytes | None:
+        if seq == next_one and read(seq) is None:
+            bench.pass_lease(0.4)
+            shipping_of(bench.leader).step()
+            return None
+        return read(seq)
+
+    with (
+        patch.object(bench.bucket, "read", renewed),
+        pytest.raises(ForkFound, match="is a copy, and the original lead"),
+    ):
+        bench.open("copy")
+    bench.ship(b"2")
+    assert bench.leader.stats().replica_leads
+
+
+def test_a_directory_that_was_moved_by_copying_leads_once_the_lease_has_passed(bench: Bench) -> None:
+    """Where nothing leads that it is a copy of."""
+    bench.ship(b"1")
+    crashed(bench.leader, bench.path / "moved")
+    read, begun_s = bench.bucket.read, bench.elapsed.now_s
+
+    def passing(seq: int) -> bytes | None:
+        bench.pass_lease(0.3)
+        return read(seq)
+
+    with patch.object(bench.bucket, "read", passing):
+        store = bench.open("moved")
+    with store:
+        assert bench.elapsed.now_s >= begun_s + LEASE_MS / 1000
+        assert waiting(store) == {b"1"}
+        store.topic("a").send(b"2", deliver_after=DAY_S)
 
 
 def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(bench: Bench) -> None:
