@@ -86,6 +86,14 @@ def test_every_module_that_code_names_exists() -> None:
     assert [each for each in gone if each[1] not in ELSEWHERE] == []
 
 
+@functools.cache
+def names_of_tests() -> set[str]:
+    """The names of the modules of tests, and of the tests in them."""
+    modules_ = [source for source in SOURCES if source.stem.startswith("test_")]
+    tests = (re.findall(r"def (test_\w+)", source.read_text(encoding="utf-8")) for source in modules_)
+    return {source.stem for source in modules_}.union(*tests)
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
@@ -104,10 +112,11 @@ def test_a_reference_that_leads_nowhere_is_told(text: str, wrong: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_file_that_a_document_names_exists(document: Path) -> None:
-    """A module is named by its path from the root; a link leads to a file and, where it names one, to a heading."""
+    """A module is named by its path from the root, a test by its name; a link leads to a file, or a heading of it."""
     text = document.read_text(encoding="utf-8")
     without_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # a program's own files
     named = set(re.findall(r"(?<![\w/.])[\w/]+\.py\b", without_code))
+    assert set(re.findall(r"`(test_\w+)`", text)) <= names_of_tests()
     folders = set(re.findall(r"`((?:store|partitions|snapshot|markers|cleanup|duelog|tools|tests)/[\w/]*/)`", text))
     assert [name for name in sorted(named | folders) if not (ROOT / name).exists()] == []
     for target, _, anchor in re.findall(r"\]\((?!http)([^)#]*)(#([^)]*))?\)", text):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 
-from tests.tools.command_line import DUELOG
+from tests.ports import free_port
+from tests.tools.command_line import DUELOG, ok
 
 WITHIN_S = 120
 SERVES, FOLLOWS = "is served at ", "this machine follows "
@@ -34,14 +35,34 @@ class Machines:
         self.follows: dict[str, str] = {}
         """By name of a machine that follows another, that one."""
 
-    def add(self, name: str, host: str, port: int, listen: int, within: Sequence[str] = ()) -> None:
-        """Begin a machine. within: a command that runs another, elsewhere."""
+    def prepare(self, name: str, settings: str) -> None:
+        """Make the store of the first machine, its copy, and the settings of all."""
+        (self._directory / "settings.toml").write_text(settings, encoding="utf-8")
+        ok("init", self._directory / name)
+        ok("replica", "init", self._directory / name, self._url, "--no-probe")
+
+    def add(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        listen: int,
+        within: Sequence[str] = (),
+        options: Sequence[str] = ("--standby",),
+    ) -> None:
+        """Begin a machine. within: a command that runs another, elsewhere. options: of `duelog serve`, besides."""
         self.addresses[name] = f"pulsar://{host}:{port}", f"duelog://{host}:{listen}"
         self._commands[name] = [
-            *within, *DUELOG, "serve", str(self._directory / name), "--standby", "--replica", self._url, "--host", host,
+            *within, *DUELOG, "serve", str(self._directory / name), "--replica", self._url, "--host", host, *options,
             "--config", str(self._directory / "settings.toml"), "--port", str(port), "--listen", f"{host}:{listen}",
         ]  # fmt: skip
         self.begin(name)
+
+    def join(self, name: str, *options: str, within: Sequence[str] = ()) -> None:
+        """Begin a machine at free ports of localhost, and wait until it leads, or follows the one that does."""
+        self.add(name, "localhost", free_port(), free_port(), within, options or ("--standby",))
+        self.wait(lambda: name in (self.leader, *self.follows))
+        self.wait(lambda: self.leader == name or self.follows[name] == self.leader)
 
     def begin(self, name: str) -> None:
         """Begin a process, or begin it again."""

@@ -1,5 +1,7 @@
 """A proxy before an S3 server, by which the puts of log objects go wrong in every way that a network and a server have.
 
+Or requests are changed, and held up, as a test says; then nothing else goes wrong.
+
 - "lost": it is stored, and there is no answer.
 - "late": there is no answer, and it is stored at some time after.
 - "twice": it is sent twice, and the second answer is what the client gets: it is there already.
@@ -9,21 +11,24 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from random import Random
 
 FAULTS = ("lost", "late", "twice", "500", "503", "409")
+Change = Callable[[bytes], Awaitable[bytes]]
+"""Gives what is passed on for a request."""
 _ANSWERS = {"500": "500 Internal Server Error", "503": "503 Slow Down", "409": "409 Conflict"}
 
 
 class Proxy:
     """Passes requests on, each by a connection of its own; half of all puts under log/ go wrong."""
 
-    def __init__(self, target: str, seed: int) -> None:
+    def __init__(self, target: str, seed: int, change: Change | None = None) -> None:
         host, _, port = target.removeprefix("http://").partition(":")
         self._target = host, int(port)
         self._random = Random(seed)
+        self._change = change
         self._late: set[asyncio.Task[bytes]] = set()
         self.puts = 0
         """Puts of log objects."""
@@ -36,7 +41,9 @@ class Proxy:
             fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
             request = head + await reader.readexactly(int(fields.get("content-length", 0)))
             fault, method, path = None, *lines[0].split()[:2]
-            if method == "PUT" and "/log/" in path:
+            if self._change is not None:
+                request = await self._change(request)
+            elif method == "PUT" and "/log/" in path:
                 self.puts += 1
                 fault = self._random.choice((*FAULTS, *(None for _ in FAULTS)))
             if fault == "late":
@@ -61,9 +68,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy(target: str, seed: int) -> Iterator[tuple[str, Proxy]]:
+def proxy(target: str, seed: int = 0, change: Change | None = None) -> Iterator[tuple[str, Proxy]]:
     """The address of a proxy before a server, and the proxy."""
-    made, loop = Proxy(target, seed), asyncio.new_event_loop()
+    made, loop = Proxy(target, seed, change), asyncio.new_event_loop()
     server = loop.run_until_complete(asyncio.start_server(made.serve, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -71,6 +78,9 @@ def proxy(target: str, seed: int) -> Iterator[tuple[str, Proxy]]:
     async def end() -> None:
         server.close()
         await asyncio.gather(*made._late, return_exceptions=True)
+        for task in (left := asyncio.all_tasks() - {asyncio.current_task()}):
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", made

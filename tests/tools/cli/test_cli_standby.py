@@ -1,7 +1,6 @@
 """`duelog serve --standby` as two processes: clients come to either, and go on with the one that leads."""
 
 import asyncio
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -19,11 +18,9 @@ from tests.tools.command_line import json_of, ok, refused
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 pytest.importorskip("obstore", reason="needs duelog[replica]")
 
-from duelog.broker.cluster.placement import PlacementFile
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker
 from duelog.broker.server.turns import Turns, _Way
-from tests.broker.clients.conftest import free_port
 
 DAY_S = 86_400
 DEPOSED, FAILED = StoreFailed(Path("data"), "deposed"), StoreFailed(Path("data"), "Input/output error")
@@ -33,17 +30,11 @@ DEPOSED.__cause__ = Deposed("s3://b/x", "another machine has taken over")
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
     """Two machines, the first of which leads, and the second follows."""
-    settings = "[store]\nlease_ms = 1000\nship_ms = 50\ndurability = 'replicated'\n"
-    (tmp_path / "settings.toml").write_text(settings, encoding="utf-8")
-    url = (tmp_path / "copy").as_uri()
-    ok("init", tmp_path / "one")
-    ok("replica", "init", tmp_path / "one", url, "--no-probe")
-    machines = Machines(tmp_path, url)
+    machines = Machines(tmp_path, (tmp_path / "copy").as_uri())
+    machines.prepare("one", "[store]\nlease_ms = 1000\nship_ms = 50\ndurability = 'replicated'\n")
     try:
-        machines.add("one", "localhost", free_port(), free_port())
-        machines.wait(lambda: machines.leader == "one")
-        machines.add("two", "localhost", free_port(), free_port())
-        machines.wait(machines.is_settled)
+        machines.join("one")
+        machines.join("two")
         yield machines
     finally:
         machines.close()
@@ -75,22 +66,6 @@ def test_clients_go_on_with_the_machine_that_leads(machines: Machines, tmp_path:
         assert list(store.check(deep=True)) == []
         found = sorted(bytes(message.payload) for message in store.topic("a").scheduled())
         assert found == [b"1", b"2", b"3", b"4", b"5"]
-
-
-@pytest.mark.kill
-def test_a_placement_table_finds_the_machine_that_leads_by_the_copy(machines: Machines, tmp_path: Path) -> None:
-    """Before a takeover and after it."""
-    table = tmp_path / "placement.toml"
-    table.write_text(f'default = "a"\n[brokers.a]\nreplica = "{(tmp_path / "copy").as_uri()}"\n', encoding="utf-8")
-    file = PlacementFile(table)
-
-    def is_led_by(name: str) -> bool:
-        file.refresh()
-        return file.table.brokers["a"].url == machines.addresses[name][0]
-
-    machines.wait(lambda: is_led_by("one"))
-    machines.end("one")
-    machines.wait(lambda: is_led_by("two"))
 
 
 @pytest.mark.kill
@@ -126,18 +101,6 @@ def test_a_leader_that_was_stopped_follows_when_it_goes_on(machines: Machines) -
     machines.processes["one"].send_signal(signal.SIGCONT)
     machines.wait(machines.is_settled)
     send(machines, "one", b"x")
-
-
-@pytest.mark.kill
-def test_of_a_directory_and_its_copy_that_are_open_one_ends(machines: Machines, tmp_path: Path) -> None:
-    """Whose put comes second. Before, a leader that met a fork stayed, and refused all work."""
-    machines.end("two")
-    shutil.copytree(tmp_path / "one", tmp_path / "other", ignore=shutil.ignore_patterns("lock.mdb", "CONTROL"))
-    machines.add("other", "localhost", free_port(), free_port())
-    processes = machines.processes
-    machines.wait(lambda: any(processes[name].poll() is not None for name in ("one", "other")))
-    goes_on = next(name for name in ("one", "other") if processes[name].poll() is None)
-    send(machines, goes_on, b"x")
 
 
 @pytest.mark.kill
