@@ -48,6 +48,8 @@ lease_ms = 2000
 ship_ms = 50
 durability = "replicated"
 """
+LONG = SETTINGS.replace("2000", "6000")
+"""Of those that are to lead on, whatever else this machine does."""
 ALONE = """
 [store]
 ship_ms = 50
@@ -122,11 +124,13 @@ def said(machines: Machines, *words: str) -> list[str]:
 
 def ended(machines: Machines, name: str) -> int:
     """Wait until a process has ended by itself; its exit status."""
-    process = machines.processes.pop(name)
+    process = machines.processes.pop(name)  # one that is there, and has ended so, is a failure
     try:
-        return process.wait(WITHIN_S)
+        machines.wait(lambda: process.poll() is not None)
     finally:
         process.kill()
+        process.wait()
+    return process.returncode
 
 
 def test_without_a_standby_only_what_is_replicated_waits_for_a_bucket_that_is_down(
@@ -211,7 +215,7 @@ def test_a_leader_whose_disk_is_full_leads_on_and_one_whose_disk_fails_gives_way
     bucket, ballast, told = Bucket(url), disk.root / "ballast", set[bytes]()
     (tmp_path / "one").symlink_to(disk.root / "one")
     (disk.root / "one").mkdir()
-    machines.prepare("one", SETTINGS)
+    machines.prepare("one", LONG)
     machines.join("one")
     machines.join("two")
     with connected(machines, "one") as store:
@@ -227,8 +231,8 @@ def test_a_leader_whose_disk_is_full_leads_on_and_one_whose_disk_fails_gives_way
                 pass
         with pytest.raises(StoreFull):
             send(*(b"%d" % number + bytes(100_000) for number in range(1_000)))
-        leased = bucket.numbers()[-1] + 4
-        machines.wait(lambda: bucket.numbers()[-1] >= leased)  # heartbeats, three in a lease
+        renewed = bucket.numbers()[-1] + 2
+        machines.wait(lambda: bucket.numbers()[-1] >= renewed)
         ballast.unlink()
         send(b"after")
         assert machines.leader == "one"
@@ -269,7 +273,7 @@ def test_a_bucket_that_lies_about_conditions_is_refused(
 
 def test_of_a_directory_and_its_copy_that_are_open_the_copy_ends(machines: Machines, tmp_path: Path) -> None:
     """With a line that says so; the machine that leads goes on."""
-    machines.prepare("one", SETTINGS)
+    machines.prepare("one", LONG)
     machines.join("one")
     send(machines, "one", b"1")
     shutil.copytree(tmp_path / "one", tmp_path / "copy of one", ignore=shutil.ignore_patterns("lock.mdb", "CONTROL"))
@@ -326,7 +330,7 @@ def test_of_two_standbys_that_fence_at_once_one_leads_and_the_other_follows_it(
         machines.wait(machines.is_settled)
     with connected(machines, machines.leader) as store:
         assert waiting(store) == {b"%d" % number for number in range(FENCES)}
-    assert [len(makers) for makers in fences.makers.values()] == [2] * FENCES
+    assert [len(makers) for makers in fences.makers.values()].count(2) >= FENCES
 
 
 def test_a_broker_whose_table_names_the_copy_sends_pulsar_clients_to_the_machine_that_leads(
@@ -355,15 +359,15 @@ def test_a_broker_whose_table_names_the_copy_sends_pulsar_clients_to_the_machine
         try:
             consumer = client.subscribe("t", "s", pulsar.ConsumerType.Shared)
             producer = client.create_producer("t", send_timeout_millis=WITHIN_S * 1000)
-            for leader in ("one", "two"):
-                machines.wait(lambda: asyncio.run(found()) == machines.addresses[leader][0])  # noqa: B023
-                producer.send(leader.encode())
+            for payload in (b"before", b"after"):
+                machines.wait(lambda: asyncio.run(found()) == machines.addresses[machines.leader][0])
+                producer.send(payload)
                 message = consumer.receive(WITHIN_S * 1000)
-                while message.data() != leader.encode():
+                while message.data() != payload:
                     message = consumer.receive(WITHIN_S * 1000)
                 consumer.acknowledge(message)
-                if leader == "one":
-                    machines.end("one")
-                    machines.wait(lambda: machines.leader == "two")
+                if payload == b"before":
+                    machines.end(ended := machines.leader)
+                    machines.wait(lambda: machines.leader != ended)
         finally:
             client.close()
