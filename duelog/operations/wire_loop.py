@@ -36,9 +36,6 @@ _SOON_S = 0.02
 _LONGEST_S = 3_600.0
 """It looks again after so long: epoll raises for a wait of more than 24 days."""
 
-Ready = Callable[[int], object]
-"""Called in the thread with the events that a socket is ready for."""
-
 
 class WireLoop:
     """The thread, from `start` to `end`: one of two, the other stands by. Others may call `later`, `submit`, `end`."""
@@ -51,7 +48,7 @@ class WireLoop:
         take_up: asked after each turn how many messages there are to write, by `write`.
         """
         self.selector = selectors.DefaultSelector()
-        """Sockets with the `Ready` of each. Of the thread."""
+        """Sockets, each with a function that is called with the events that it is ready for. Of the thread."""
         self._failed = failed
         self._calls: deque[Callable[[], object]] = deque()
         self._woken = False

@@ -193,7 +193,7 @@ class WalWriter:
                 unit.stored()
             self._unpublished = False
             elapsed_ns = time.perf_counter_ns() - started
-            self.counts.add(len(units), batch.entries, elapsed_ns)
+            self.counts.add(len(units))
             tell(self._listeners, StoreListener.committed, "wal", elapsed_ns, len(units), batch.entries)
             return []
         except OSError as error:

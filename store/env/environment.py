@@ -71,18 +71,11 @@ class CommitCounts:
 
     commits: int = 0
     requests: int = 0
-    entries: int = 0
-    """Entries appended to ledgers."""
-    total_ns: int = 0
-    longest_ns: int = 0
 
-    def add(self, requests: int, entries: int, elapsed_ns: int) -> None:
+    def add(self, requests: int) -> None:
         """Count one commit. REQUIRES: the caller leads it."""
         self.commits += 1
         self.requests += requests
-        self.entries += entries
-        self.total_ns += elapsed_ns
-        self.longest_ns = max(self.longest_ns, elapsed_ns)
 
 
 class Superseded(Exception):
@@ -347,7 +340,7 @@ class Environment:
                         raise StoreFull(self.path, text) from error
                     continue
                 elapsed_ns = time.perf_counter_ns() - started_ns
-                self.counts.add(1, entries, elapsed_ns)
+                self.counts.add(1)
                 self._care_for_file()
                 tell(self._listeners, StoreListener.committed, self.name, elapsed_ns, 1, entries)
                 return value
