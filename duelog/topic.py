@@ -248,8 +248,9 @@ class Topic:
     def cancel(self, message_id: AnyId) -> bool:
         """Cancel a delayed message. True: it is never delivered. False: it has fired, waits inline, or is unknown.
 
-        A message fires `Clock.lead_ms` before it is delivered. Durable when it returns. Raises UnknownTopic,
-        InvalidArgument, StoreFull, StoreFailed.
+        True also for an id that was cancelled before (`cancel_batch` tells), as is that of a message which was
+        rescheduled: this is still delivered under its new id. A message fires `Clock.lead_ms` before it is delivered.
+        Durable when it returns. Raises UnknownTopic, InvalidArgument, StoreFull, StoreFailed.
         """
         return self.cancel_batch([message_id])[0] in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
 
