@@ -240,10 +240,22 @@ async def test_a_page_has_series_of_a_limited_number_of_namespaces_and_sums_of_t
 async def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_the_connection(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next page is made when the last has left; a reader that is too slow is not waited for."""
-    monkeypatch.setattr(broker_module, "_SCRAPE_S", 0.2)
-    served = rest.services.exposition
+    """The next page is made when the last has left; a reader that is too slow is not waited for.
+
+    It is too slow when the test says so.
+    """
+    monkeypatch.setattr(broker_module, "_SCRAPE_S", 61.25)
+    served, limited = rest.services.exposition, asyncio.timeout
+    limits: list[asyncio.Timeout] = []
     made = 0
+
+    def timeout(seconds: float | None) -> asyncio.Timeout:
+        limit = limited(seconds)
+        if seconds == 61.25:
+            limits.append(limit)
+        return limit
+
+    monkeypatch.setattr(asyncio, "timeout", timeout)
 
     async def large() -> bytes:
         nonlocal made
@@ -254,10 +266,10 @@ async def test_one_page_is_in_memory_at_a_time_and_who_takes_none_of_it_loses_th
     reader, writer = await asyncio.open_connection("127.0.0.1", int(rest.address.rpartition(":")[2]), limit=1)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
     assert await reader.read(1) == b"H"
-    monkeypatch.setattr(broker_module, "_SCRAPE_S", 60)
     answers = [asyncio.create_task(rest.ask("GET", "/metrics")) for _ in range(6)]
     await until(lambda: served._scrape is not None and served._scrape.readers == 6)
-    assert made == 1
+    assert (made, len(limits)) == (1, 1)
+    limits[0].reschedule(asyncio.get_running_loop().time())
     pages = {(await answer).value for answer in answers}
     assert (made, len(pages)) == (2, 1)
     writer.close()
