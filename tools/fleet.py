@@ -72,11 +72,15 @@ def stores_of(given: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _placed(table: Path) -> list[Path]:
-    placement = read_placement(table)
-    stores = placement.stores()
-    for name in placement.brokers.keys() - stores.keys():
-        raise InvalidArgument(f"brokers.{name}.store", None, f"{table} does not say where the store of this broker is")
-    return list(stores.values())
+    """The stores of a table's brokers, or their copies: of a broker that has both, the store."""
+    found: list[Path] = []
+    for name, broker in read_placement(table).brokers.items():
+        place = broker.store or broker.replica
+        if place is None:
+            reason = f"{table} does not say where the store of this broker is, nor its copy (replica)"
+            raise InvalidArgument(f"brokers.{name}.store", None, reason)
+        found.append(Path(place))
+    return found
 
 
 def _is_glob(text: str) -> bool:

@@ -118,10 +118,6 @@ class Placement:
         name = self.namespaces.get(namespace) or self.tenants.get(tenant) or self.default
         return None if name is None else self.brokers[name]
 
-    def stores(self) -> dict[str, Path]:
-        """By name of the broker, the directory of its store, where the table says so."""
-        return {name: each.store for name, each in self.brokers.items() if each.store is not None}
-
 
 def read_placement(path: Path) -> Placement:
     """The table of a file. Raises InvalidArgument, which names what is wrong, and OSError."""

@@ -61,7 +61,7 @@ def test_a_namespace_counts_more_than_its_tenant_and_a_tenant_more_than_the_defa
     assert {each: owner and owner.name for each, owner in found.items()} == {
         "acme/orders": "a", "acme/other": "b", "public/default": "a"
     }  # fmt: skip
-    assert table.stores() == {"a": tmp_path / "stores/a"}
+    assert [table.brokers[name].store for name in "ab"] == [tmp_path / "stores/a", None]
     assert (table.brokers["a"].http_url, table.brokers["b"].http_url) == ("http://localhost:8080", None)
     assert table.brokers["b"].address == Address("b.example.org", 6651, tls=True)
     assert str(table.brokers["b"].address) == "pulsar+ssl://b.example.org:6651"

@@ -17,7 +17,7 @@ from duelog.tools.compact_store import CompactionReport, CompactionTask, Partiti
 from duelog.tools.transfer.export_layout import open_export
 from tests.duelog.writing_process import HOUR_MS, WritingProcess
 from tests.tools.closed_days import build_half_acknowledged
-from tests.tools.command_line import json_lines_of, json_of, refused, run
+from tests.tools.command_line import json_lines_of, json_of, ok, refused, run
 
 DAY = 1_790_035_200_000
 DAY_MS = 86_400_000
@@ -253,6 +253,22 @@ def test_an_audit_of_several_stores_has_the_rows_of_each(fleet: Path, tmp_path: 
     assert table.column_names[0] == "store"
     assert table["store"].unique().to_pylist() == [str(fleet / name) for name in "abc"]
     assert len(list(output.glob("store=*/audit.html"))) == 3
+
+
+def test_a_table_of_brokers_stands_for_their_stores_and_for_the_copies_of_those_that_name_one(fleet: Path) -> None:
+    """Only directories were taken; a broker of neither is named."""
+    url = f"file://{fleet}/copy"
+    ok("replica", "init", fleet / "b", url)
+    ok("backup", fleet / "b")
+    shutil.rmtree(fleet / "b")
+    table = fleet / "placement.toml"
+    table.write_text(f'[brokers.a]\nurl = "pulsar://h:1"\nstore = "a"\n[brokers.b]\nreplica = "{url}"\n')
+    found = json_of("audit", table)
+    assert [each["store"] for each in found["stores"]] == [str(fleet / "a"), url]
+    a, b = (each["partitions"] for each in found["stores"])
+    assert len(a) == len(b) > 0
+    table.write_text('[brokers.c]\nurl = "pulsar://h:1"\n')
+    assert "brokers.c.store" in refused("audit", table)
 
 
 def test_a_store_that_is_damaged_ends_with_status_2_after_the_others_are_done(fleet: Path, tmp_path: Path) -> None:
