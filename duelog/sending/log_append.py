@@ -115,10 +115,12 @@ class ScatteredAppend:
 
     @classmethod
     def of(cls, delayed: DelayedBatch, limits: RunLimits, *, apart: bool) -> ScatteredAppend | None:
-        """Pack a batch; None: a partition has closed, or the messages of a log exceed a run.
+        """Pack a batch; None: it is for one log, as a run costs less, a partition has closed, or a log exceeds a run.
 
-        None, too, where `apart` and those of a log are so large that their bodies go to a file.
+        None, too, where `apart` and the messages of a log are so large that their bodies go to a file.
         """
+        if len(delayed.groups) < 2:
+            return None
         if apart and is_large(largest_group(delayed.bodies, delayed.groups), delayed.size):
             return None
         partitions = [partition for partition in delayed.partitions if partition is not None]

@@ -105,13 +105,16 @@ def test_batches_and_messages_of_one_group_follow_each_other_in_their_logs(
             assert entries == list(range(len(entries)))
 
 
-def test_a_batch_of_more_messages_for_a_log_than_a_run_takes_is_cut_into_runs(open_store: OpenStore) -> None:
-    """It is no scattered batch; the others are."""
+def test_a_batch_of_more_messages_for_a_log_than_a_run_takes_is_cut_into_runs(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """It is no scattered batch; the others are, but for one that is for a single log."""
     store = open_store(config=replace(CONFIG, run_entries=16, wal_bytes=1 << 20))
-    topic = store.topic("a")
-    for count, kinds in ((16, {RowKind.BATCH}), (17, {RowKind.RUN})):
-        payloads = [b"%d" % number for number in range(count)]
-        sent = topic.send_payloads(payloads, deliver_after=3_600)
+    topic, week_ms = store.topic("a"), 7 * 86_400_000
+    for count, logs, kinds in ((16, 2, {RowKind.BATCH}), (17, 2, {RowKind.RUN}), (16, 1, {RowKind.RUN})):
+        payloads = [b"%d" % number for number in range(count * logs)]
+        dues = [clock.now_ms() + week_ms * (1 + at // count) for at in range(len(payloads))]
+        sent = topic.send_payloads(payloads, deliver_at=dues)
         assert {row.kind for row in in_wal(store)[-1].rows()} - {RowKind.RECORD} == kinds
         found = held(store)
         assert [found[id_] for id_ in sent] == payloads
