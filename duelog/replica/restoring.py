@@ -31,7 +31,7 @@ from duelog.store.config import MIB, StoreConfig
 from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, remove_tree
 from duelog.store.files.system_errors import explained, require_space
-from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of
+from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of, write_segment
 from duelog.store.wal.wal_reader import DIRECTORY, write_wal
 
 from .bucket import MANIFESTS, Bucket, log_name
@@ -273,7 +273,7 @@ class Restoring:
 
     def _apply_each(self, groups: Iterator[Group]) -> None:
         for slice_ in self._slices(groups):
-            self._apply(slice_, self._number, self._number)
+            self._apply(slice_)
             self._number += 1
             if self._progress is not None:
                 self._progress(self._read + self._log.bytes)
@@ -336,34 +336,32 @@ class Restoring:
         """The partitions that a group says for the first time to be closed."""
         return {
             start_ms
-            for start_ms, record in _partition_rows(group.rows())
+            for start_ms, record in _partition_rows(group)
             if record.state is not PartitionState.OPEN and start_ms not in self._closed
         }
 
-    def _apply(self, groups: list[Group], oldest: int, number: int) -> None:
-        """Apply groups that lie behind all that is applied, as the segment `number`."""
-        made = [self._adjusted(group, number, sequence) for sequence, group in enumerate(groups)]
+    def _apply(self, groups: list[Group]) -> None:
+        """Apply groups that lie behind all that is applied, as the next segment; the list is empty then."""
+        groups[:] = map(self._adjusted, groups)
         self._clear_wal()
-        write_wal(self._path, self._store_id, made, oldest)
-        self._apply_log(number)
+        write_segment(self._path / DIRECTORY, self._number, self._store_id, groups, ended=False)
+        groups.clear()  # they are read back: two of each would cost the garbage collector a tenth of all
+        self._apply_log(self._number)
 
-    def _adjusted(self, group: Group, number: int, sequence: int) -> Group:
-        """A group at another place, with the generations of partitions that the restore has."""
+    def _adjusted(self, group: Group) -> Group:
+        """A group with the generations of partitions that the restore has."""
+        if not _is_of_partitions(group):
+            return group
         rows = list(group.rows())
-        changed = False
         for at, row in enumerate(rows):
-            if (found := _partition_row(row)) is None:
-                if row.start_ms == MAIN and row.kind == RowKind.DELETE and row.key.startswith(_PARTITIONS):
-                    self._remove(fmt.trailing_u64(row.key))
-                continue
-            start_ms, record = found
-            generation = self._generation(start_ms)
-            if generation != record.generation:
-                rows[at] = row._replace(value=record._replace(generation=generation).pack())
-                changed = True
-        if changed:
-            return group_of(number, sequence, rows)
-        return group._replace(number=number, sequence=sequence)
+            if (found := _partition_row(row)) is not None:
+                start_ms, record = found
+                generation = self._generation(start_ms)
+                if generation != record.generation:
+                    rows[at] = row._replace(value=record._replace(generation=generation).pack())
+            elif row.start_ms == MAIN and row.kind == RowKind.DELETE and row.key.startswith(_PARTITIONS):
+                self._remove(fmt.trailing_u64(row.key))
+        return group_of(group.number, group.sequence, rows)
 
     def _remove(self, start_ms: int) -> None:
         """Remove the directory of a partition whose deletion has ended."""
@@ -410,5 +408,13 @@ def _partition_row(row: Row) -> tuple[int, PartitionRecord] | None:
     return None
 
 
-def _partition_rows(rows: Iterator[Row]) -> Iterator[tuple[int, PartitionRecord]]:
+def _is_of_partitions(group: Group) -> bool:
+    """Return whether it has a row of the table of partitions; few have."""
+    heads = group.written.heads()
+    return any(start_ms == MAIN and group.content[begin] == fmt.Table.PARTITION for _, start_ms, begin, _, _ in heads)
+
+
+def _partition_rows(group: Group) -> Iterator[tuple[int, PartitionRecord]]:
+    """The records of partitions that a group stores."""
+    rows = group.rows() if _is_of_partitions(group) else ()
     return (found for row in rows if (found := _partition_row(row)) is not None)

@@ -122,19 +122,31 @@ class GroupContent(NamedTuple):
         """How many bytes more they would be with the bodies that lie in body files."""
         return sum(map(len, self.bodies))
 
-    def rows(self) -> Iterator[Row]:
-        """Iterate over them, in order."""
-        content, copy, at = self.content, b"", 0
+    def heads(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Iterate over kind, start, and the bytes at which key and value begin, and the row ends, of each of them."""
+        content, at = self.content, 0
         for _ in range(self.row_count):
             kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
             begin = at + _ROW.size
             middle = begin + key_length
             at = middle + length
+            yield kind, start_ms, begin, middle, at
+
+    def rows(self) -> Iterator[Row]:
+        """Iterate over them, in order."""
+        content, copy = self.content, b""
+        for kind, start_ms, begin, middle, end in self.heads():
             if kind == RowKind.BATCH:  # it is large
-                yield Row(kind, start_ms, bytes(content[begin:middle]), content[middle:at])
+                yield Row(kind, start_ms, bytes(content[begin:middle]), content[middle:end])
             else:
                 copy = copy or bytes(content)  # slices of it are bytes
-                yield Row(kind, start_ms, copy[begin:middle], copy[middle:at])
+                yield Row(kind, start_ms, copy[begin:middle], copy[middle:end])
+
+    @property
+    def names_bodies(self) -> bool:
+        """True where bodies of some rows lie in body files."""
+        runs = (self.content[middle:end] for kind, _, _, middle, end in self.heads() if kind == RowKind.RUN)
+        return any(map(is_apart, runs))
 
 
 _NO_ROWS = GroupContent(0, b"")
@@ -155,9 +167,14 @@ class Group(NamedTuple):
         """Its place in the log."""
         return place_of(self.number, self.sequence)
 
+    @property
+    def written(self) -> GroupContent:
+        """Its rows as they are written."""
+        return GroupContent(self.row_count, self.content)
+
     def rows(self) -> Iterator[Row]:
         """Iterate over its rows, in order."""
-        return GroupContent(self.row_count, self.content).rows()
+        return self.written.rows()
 
 
 def group_of(number: int, sequence: int, rows: Sequence[Row]) -> Group:
@@ -443,6 +460,8 @@ class RawGroup(NamedTuple):
             return None
         own = _CRC.size + _GROUP.size + len(group.content)
         bodies = memoryview(b"".join((self.content[own:], *self.bodies)))
+        if not group.written.names_bodies:
+            return None if bodies else group
         rows, taken = list(group.rows()), 0
 
         def take(_: int, __: int, length: int) -> memoryview:
@@ -456,9 +475,7 @@ class RawGroup(NamedTuple):
                 for entry_id, reason in run.damaged_bodies():
                     damaged(f"entry {run.ledger_id}:{entry_id}: {reason}")
                 rows[at] = row._replace(value=run.whole())
-        if taken != len(bodies):
-            return None
-        return group._replace(content=memoryview(GroupContent.of(rows).content)) if taken else group
+        return group._replace(content=memoryview(GroupContent.of(rows).content)) if taken == len(bodies) else None
 
     def _group(self, store_id: bytes) -> Group | None:
         return read_group(self.content, 0, store_id, self.position >> 32, self.at)
@@ -519,7 +536,7 @@ def _aligned(at: int) -> int:
 
 def _seed(at: int, store_id: bytes) -> int:
     """Begin the checksum of a group with its place, so that a payload that holds a WAL is none."""
-    return crc32(store_id, crc32(_PLACE.pack(at)))
+    return crc32(_PLACE.pack(at) + store_id)
 
 
 def _read_header(content: bytes, path: Path, store_id: bytes, versions: Collection[int]) -> tuple[int, int]:
@@ -549,16 +566,15 @@ def empty_segment(directory: Path, number: int, store_id: bytes) -> None:
 
 
 def write_segment(directory: Path, number: int, store_id: bytes, groups: Sequence[Group], *, ended: bool) -> Path:
-    """Make a segment of a copy of a store, with groups at the places that they have; its file, on disk.
+    """Make a segment of a copy of a store, with groups one after the other, wherever they were; its file, on disk.
 
     ended: the log goes on in the next. Raises OSError.
     """
-    contents = [GroupContent(group.row_count, group.content) for group in groups]
-    size = _aligned(EMPTY_BYTES + sum(content.size for content in contents))
+    size = _aligned(EMPTY_BYTES + sum(group.written.size for group in groups))
     segment = Segment(directory, number, store_id, size)
     try:
-        for content in contents:
-            segment.append(content, flush=False)
+        for group in groups:
+            segment.append(group.written, flush=False)
         if ended:
             segment.end(flush=False)
         segment.flush()
