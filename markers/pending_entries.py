@@ -74,17 +74,30 @@ class FoundEntries(NamedTuple):
     unreadable: Sequence[CorruptEntry] = ()
 
 
+_NOTHING = MessageId(0, 0), None
+"""The predecessor of a message that replaces nothing: no ledger has this id."""
+
+
 class Successors(NamedTuple):
-    """Messages of one topic by row of a request: due times, bodies, and the entries whose place each takes."""
+    """Messages of one topic that are sent together, by row of a request, some of them in the place of others.
+
+    olds: by row, what is cancelled for the message, and the partition that this is in, None: it is looked for; a row
+    without a message has what is cancelled for none. passing: rows whose message is cancelled as well, for another of
+    them takes its place.
+    """
 
     log: ManagedLedger
-    ids: Sequence[MessageId]
     dues: Sequence[int]
     bodies: Mapping[int, bytes]
+    olds: Mapping[int, tuple[MessageId, Partition | None]] = MappingProxyType({})
+    passing: AbstractSet[int] = frozenset()
 
-
-NOTHING = MessageId(0, 0)
-"""The predecessor of a message that replaces nothing: no ledger has this id."""
+    def olds_by_partition(self) -> dict[Partition | None, list[MessageId]]:
+        """What is to be cancelled, by the partition that it is known to be in."""
+        by_partition: dict[Partition | None, list[MessageId]] = {}
+        for old, partition in self.olds.values():
+            by_partition.setdefault(partition, []).append(old)
+        return by_partition
 
 
 class Placed(NamedTuple):
@@ -351,14 +364,13 @@ class PendingEntries:
         new: Successors,
         rows: Sequence[int],
         now_ms: int,
-        cancelled: AbstractSet[int] = frozenset(),
     ) -> list[Placed]:
-        """Append the messages of some rows to their place in a transaction. cancelled: rows that never fire."""
+        """Append the messages of some rows to their place in a transaction."""
         if not rows:
             return []
         if place is not None:
             partition, log = place
-            first = self._append(transaction, partition, log, new, rows, cancelled)
+            first = self._append(transaction, partition, log, new, rows)
             ids = [MessageId(log.ledger_id, first + at) for at in range(len(rows))]
             return [Placed(partition.start_ms, message_id) for message_id in ids]
         dues = np.array([new.dues[row] for row in rows], dtype=np.int64)
@@ -373,30 +385,28 @@ class PendingEntries:
         log: PartitionLog,
         new: Successors,
         rows: Sequence[int],
-        cancelled: AbstractSet[int],
     ) -> int:
         """Append messages to one log; the first entry id."""
         rows_there, start_ms = transaction.to(partition.start_ms, partition.memtable), partition.start_ms
-        ids, dues, bodies = new.ids, new.dues, new.bodies
+        _, dues, bodies, olds, passing = new
+        ids = [olds.get(row, _NOTHING)[0] for row in rows]
         if len(rows) == 1:
             (row,) = rows
-            fields = fields_of_message(start_ms, dues[row], bodies[row], ids[row])
-            heard_ms = HELD if row in cancelled else dues[row]
+            fields = fields_of_message(start_ms, dues[row], bodies[row], ids[0])
+            heard_ms = HELD if row in passing else dues[row]
             first = partition.add_message(rows_there, log, heard_ms, fields, bodies[row])
         else:
-            replaced = Replaced(
-                np.array([ids[row].ledger_id for row in rows], dtype=np.uint64),
-                np.array([ids[row].entry_id for row in rows], dtype=np.uint32),
-            )
+            old_ledgers, old_entries = zip(*ids, strict=True)
+            replaced = Replaced(np.array(old_ledgers, dtype=np.uint64), np.array(old_entries, dtype=np.uint32))
             column: Int64s = np.array([dues[row] for row in rows], dtype=np.int64)
-            heard = np.array([HELD if row in cancelled else dues[row] for row in rows], dtype=np.int64)
+            heard = np.array([HELD if row in passing else dues[row] for row in rows], dtype=np.int64)
             messages = [bodies[row] for row in rows]
             first = partition.add(rows_there, log, column, messages, self._limits, replaced, heard)
         entries = bitmap(range(first, first + len(rows)))
         cancellations.add(transaction, Table.ADMITTED, log.ledger_id, entries)
         pending = len(rows)
-        if cancelled:
-            refused = BitMap([at for at, row in enumerate(rows, first) if row in cancelled])
+        if passing:
+            refused = BitMap([at for at, row in enumerate(rows, first) if row in passing])
             cancellations.add(transaction, Table.CANCELLED, log.ledger_id, refused)
             pending -= len(refused)
         if pending:

@@ -35,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 
 from duelog.markers.lookup import read_entry
-from duelog.markers.pending_entries import Outcome
+from duelog.markers.pending_entries import Outcome, Successors
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet, Storage
 from duelog.store.codec import format as fmt
@@ -61,7 +61,7 @@ from .delay_policies import DelayPolicies
 from .log_append import GroupAlso, Stored
 from .sender import Places, Sender
 from .wal_writer import Work as GroupWork
-from .withdrawal import Replacing, Withdrawals
+from .withdrawal import Withdrawals
 
 _LOCKS = 1_024
 """Two keys that share one wait for each other."""
@@ -484,12 +484,9 @@ class KeyedMessages:
             rows_of.setdefault(owner, []).append(row)
         batches, wanted = [], []
         for owner, rows in rows_of.items():
-            at = {row: number for number, row in enumerate(rows)}
-            olds = {at[row]: (old.message_id, partition) for row, (_, old, partition) in replaced.items() if row in at}
-            gone = {at[row] for row in passing if row in at}
-            batches.append(
-                Replacing(topics[owner].log, [dues[row] for row in rows], [bodies[row] for row in rows], olds, gone)
-            )
+            olds = {row: (replaced[row][1].message_id, replaced[row][2]) for row in rows if row in replaced}
+            gone = passing.intersection(rows)
+            batches.append(Successors(topics[owner].log, dues, {row: bodies[row] for row in rows}, olds, gone))
             more = max(sum(dues[row] > now_ms for row in rows) - len(olds) - len(gone), 0)
             wanted.append(Wanted(topics[owner].topic_id, topics[owner].name, more))
 
@@ -505,13 +502,13 @@ class KeyedMessages:
             for key, old, _ in replaced.values():
                 if transaction.get(key) != old.pack():
                     raise KeyChanged
-            done = list(zip(rows_of.values(), replace(transaction), strict=True))
-            where = {rows[at]: place for rows, (placed, _) in done for at, place in placed.items()}
+            done = replace(transaction)
+            where = {row: place for placed, _ in done for row, place in placed.items()}
             for row, key, until in records:
                 transaction.put(key, KeyRecord(where[row].start_ms, *where[row].message_id, until).pack())
             counts[:] = [
-                cancelled + sum(where[row].start_ms != IN_MAIN for row in rows if row in passing)
-                for rows, (_, cancelled) in done
+                cancelled + sum(placed[row].start_ms != IN_MAIN for row in passing.intersection(placed))
+                for placed, cancelled in done
             ]
             ids = [where[row].message_id for row in range(len(part))]
             return MessageIds.of(*np.array(ids, dtype=np.int64).T)

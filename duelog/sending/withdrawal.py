@@ -16,20 +16,10 @@ changes the record, cancels the message before where it is still to be replaced,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from duelog.markers.lookup import find_marker
-from duelog.markers.pending_entries import (
-    NOTHING,
-    FoundEntries,
-    Outcome,
-    PendingEntries,
-    Place,
-    Placed,
-    Successors,
-)
+from duelog.markers.pending_entries import FoundEntries, Outcome, PendingEntries, Placed, Successors
 from duelog.partitions.partition import Partition
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
@@ -40,7 +30,6 @@ from duelog.store.env.transaction import Transaction, Work
 from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
 from duelog.store.log import catalog
-from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.message import AnyId, id_of
 from duelog.store.position import MessageId, Position
 
@@ -201,7 +190,7 @@ class Withdrawals:
             states = self._entries.states(log.topic_id, logs, outcomes)  # what is not pending needs none
             bodies = {row: body for row, body in bodies.items() if states[row] is None}
         keys, place = _keys(bodies), self._entries.place(held, log.topic_id, due_ms, now_ms) if bodies else None
-        new = Successors(log, ids, [due_ms] * len(ids), bodies)
+        new = Successors(log, [due_ms] * len(ids), bodies, {row: (ids[row], None) for row in bodies})
 
         def told() -> None:
             count = outcomes.count(Outcome.CANCELLED)
@@ -223,66 +212,36 @@ class Withdrawals:
         held.stored.append(told)
         return work
 
-    def replacing(self, held: Held, batches: Sequence[Replacing]) -> Work[list[tuple[dict[int, Placed], int]]]:
+    def replacing(self, held: Held, batches: Sequence[Successors]) -> Work[list[tuple[dict[int, Placed], int]]]:
         """The unit that cancels messages of several topics where they have not fired, and sends others in their place.
 
         Written before `held` ends. Gives for each batch where its messages are, by row, and how many of its `olds`
         were cancelled.
         """
-        for batch in batches:
-            for known, ids in _by_partition(batch).items():
-                self._entries.fetch(batch.log, ids, known)
+        for new in batches:
+            for known, ids in new.olds_by_partition().items():
+                self._entries.fetch(new.log, ids, known)
         self._entries.enter_gate(held)
-        now_ms = self._clock.now_ms()
-        steps = [(batch, self._locate(held, batch), *self._placed(held, batch, now_ms)) for batch in batches]
+        now_ms, steps = self._clock.now_ms(), []
+        for new in batches:
+            olds = new.olds_by_partition()
+            found = [self._entries.located(held, new.log, ids, known) for known, ids in olds.items()]
+            steps.append((new, found, self._entries.places(held, new, now_ms)))
 
         def work(transaction: Transaction) -> list[tuple[dict[int, Placed], int]]:
             done = []
-            for batch, found, new, places in steps:
+            for new, found, places in steps:
                 for logs, outcomes in found:
                     for each in logs:
-                        self._entries.cancel(transaction, batch.log.topic_id, each, outcomes)
+                        self._entries.cancel(transaction, new.log.topic_id, each, outcomes)
                 placed: dict[int, Placed] = {}
                 for place, rows in places:
-                    appended = self._entries.append(transaction, place, new, rows, now_ms, batch.passing)
+                    appended = self._entries.append(transaction, place, new, rows, now_ms)
                     placed.update(zip(rows, appended, strict=True))
                 done.append((placed, sum(outcomes.count(Outcome.CANCELLED) for _, outcomes in found)))
             return done
 
         return work
-
-    def _locate(self, held: Held, batch: Replacing) -> list[tuple[list[FoundEntries], list[Outcome]]]:
-        return [self._entries.located(held, batch.log, ids, known) for known, ids in _by_partition(batch).items()]
-
-    def _placed(
-        self, held: Held, batch: Replacing, now_ms: int
-    ) -> tuple[Successors, list[tuple[Place | None, list[int]]]]:
-        ids = [batch.olds.get(row, (NOTHING, None))[0] for row in range(len(batch.dues))]
-        new = Successors(batch.log, ids, batch.dues, dict(enumerate(batch.bodies)))
-        return new, self._entries.places(held, new, now_ms)
-
-
-class Replacing(NamedTuple):
-    """Messages of one topic that are sent together, some of them in the place of others.
-
-    olds: by row, what is cancelled for the message, and the partition that this is in, None: it is looked for; a row
-    without a message has what is cancelled for none. passing: rows whose message is cancelled as well, for another of
-    them takes its place.
-    """
-
-    log: ManagedLedger
-    dues: Sequence[int]
-    bodies: Sequence[bytes]
-    olds: Mapping[int, tuple[MessageId, Partition | None]]
-    passing: AbstractSet[int] = frozenset()
-
-
-def _by_partition(batch: Replacing) -> dict[Partition | None, list[MessageId]]:
-    """The messages that are to be replaced, by the partition that they are known to be in."""
-    by_partition: dict[Partition | None, list[MessageId]] = {}
-    for old, partition in batch.olds.values():
-        by_partition.setdefault(partition, []).append(old)
-    return by_partition
 
 
 def _bodies(logs: Sequence[FoundEntries]) -> dict[int, bytes]:

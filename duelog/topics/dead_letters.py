@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from pyroaring import BitMap
 
-from duelog.markers.pending_entries import NOTHING, PendingEntries, Successors
+from duelog.markers.pending_entries import PendingEntries, Successors
 from duelog.store.clock import Clock
 from duelog.store.codec.body import decode_body, encode_one, occurrence_extra, occurrence_of
 from duelog.store.codec.run import RunKind
@@ -260,10 +260,10 @@ class DeadLetters:
                 message = Message(letter.payload, key=letter.key, properties=letter.properties)
                 extra = {"addressee": letter.subscription, "retries": 0, **occurrence_extra(letter.occurrence)}
                 bodies.setdefault(letter.topic, {})[row] = encode_one(message, now_ms, _MAX_BYTES, extra)[1]
-            nothing, dues = [NOTHING] * len(letters), [due_ms] * len(letters)
+            dues = [due_ms] * len(letters)
             appends = []
             for name, of_topic in bodies.items():
-                new = Successors(origins[name].log, nothing, dues, of_topic)
+                new = Successors(origins[name].log, dues, of_topic)
                 appends.append((origins[name], self._pending.place(held, new.log.topic_id, due_ms, now_ms), new))
 
             def work(transaction: Transaction, fresh: Sequence[Mapping[int, BitMap]]) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from duelog.markers.firing.suspensions import Part, Suspensions
+from duelog.markers.pending_entries import Successors
 from duelog.store.clock import Clock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import encode_one, occurrence_extra
@@ -34,7 +35,7 @@ from duelog.store.message import Occurrence
 from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId
 
-from ..sending.withdrawal import Replacing, Withdrawals
+from ..sending.withdrawal import Withdrawals
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .schedule import Due, Schedule, pack_schedule, schedule_rows, unpack_schedule
@@ -188,7 +189,7 @@ class Recurring:
                 return False
             old = {} if schedule.next_id is None else {0: (schedule.next_id, None)}
             with Held() as held:
-                withdraw = self._withdrawals.replacing(held, [Replacing(topic.log, [], [], old)])
+                withdraw = self._withdrawals.replacing(held, [Successors(topic.log, [], {}, old)])
 
                 def work(transaction: Transaction) -> None:
                     withdraw(transaction)
@@ -235,12 +236,12 @@ class Recurring:
 
         passed = [body(occurrence.nominal_ms) for occurrence in late or ()]
         dues_passed = np.array([occurrence.due_ms for occurrence in late or ()], dtype=np.int64)
-        dues, bodies = [], []
+        dues, bodies = [], {}
         if schedule.next_due_ms is not None and sends_next:
-            dues, bodies = [max(schedule.next_due_ms, now_ms + 1)], [body(schedule.next_nominal_ms or 0)]
+            dues, bodies = [max(schedule.next_due_ms, now_ms + 1)], {0: body(schedule.next_nominal_ms or 0)}
         olds = {} if old is None else {0: (old, None)}
         with Held() as held:
-            succeed = self._withdrawals.replacing(held, [Replacing(topic.log, dues, bodies, olds)])
+            succeed = self._withdrawals.replacing(held, [Successors(topic.log, dues, bodies, olds)])
 
             def work(transaction: Transaction) -> Schedule | None:
                 is_gone = transaction.get(topic_key) is None or (must_exist and transaction.get(key) is None)

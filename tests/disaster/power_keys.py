@@ -23,6 +23,7 @@ from duelog.errors import QuotaExceeded
 from duelog.markers.pending_entries import Outcome
 from duelog.sending.withdrawal import Withdrawals
 from duelog.store.config import SendDurability
+from duelog.store.held import Held as Block
 from duelog.store.policy.policy_records import Scope
 from tests.disaster.power_story import Facts
 from tests.disaster.working import CONFIG, SPAN_MS, START_MS, say
@@ -414,16 +415,22 @@ def _go_on(store: DelayedStore, seen: Seen, clock: ManualClock) -> list[str]:
 
 def replaced_in_two_steps() -> None:
     """The pending message of a key is cancelled in a transaction before that which sends the other."""
-    locate = Withdrawals._locate
+    replacing = Withdrawals.replacing
 
-    def apart(self: Any, held: Any, batch: Any) -> Any:
-        found = locate(self, held, batch)
-        for entries, outcomes in ((each, outcomes) for logs, outcomes in found for each in logs):
-            cancel = partial(self._entries.cancel, topic_id=batch.log.topic_id, found=entries, outcomes=outcomes)
-            self._main.write(cancel)
-        return found
+    def apart(self: Any, held: Any, batches: Any) -> Any:
+        for new in batches:
+            with Block() as before:
+                self._entries.enter_gate(before)
+                for known, ids in new.olds_by_partition().items():
+                    logs, outcomes = self._entries.located(before, new.log, ids, known)
+                    for found in logs:
+                        cancel = partial(
+                            self._entries.cancel, topic_id=new.log.topic_id, found=found, outcomes=outcomes
+                        )
+                        self._main.write(cancel)
+        return replacing(self, held, batches)
 
-    setattr(Withdrawals, "_locate", apart)  # noqa: B010 - what mypy does not follow
+    setattr(Withdrawals, "replacing", apart)  # noqa: B010 - what mypy does not follow
 
 
 MUTANTS: dict[str, Callable[[], None]] = {"replaced_in_two_steps": replaced_in_two_steps}
