@@ -34,6 +34,7 @@ from duelog.store.wal.write_batch import WriteBatch
 from .delivery.position_set import group_by_ledger
 from .engine import Engine
 from .sending.keyed_messages import KeyChanged
+from .sending.log_append import AddressedBatch
 from .subscription import Subscription
 from .topic import Topic
 from .topics.ack_flusher import AckFlusher
@@ -494,9 +495,8 @@ class Transaction:
         dedups = {at: each.dedup for at, each in enumerate(self._sends) if each.dedup is not None}
         batch = EncodedBatch(dues, dues > now_ms, bodies, dedups=dedups)
         results = [each.result for each in self._sends]
-        work = self._engine.sending.keyed.sending(
-            held, list(topics.values()), owners, batch, keys, now_ms, policies=True
-        )
+        messages = AddressedBatch(list(topics.values()), owners if len(topics) > 1 else None, batch, now_ms)
+        work = self._engine.sending.keyed.sending(held, messages, keys, policies=True)
 
         def unit(group: WriteBatch) -> None:
             for result, message_id in zip(results, work(group).to_list(), strict=True):

@@ -207,10 +207,16 @@ class DelayPolicies:
         batch.delayed = dues > now_ms
 
     def apply_each(
-        self, topics: Sequence[TopicName], owners: npt.NDArray[np.intp], batch: EncodedBatch, now_ms: int
+        self, topics: Sequence[TopicName], owners: npt.NDArray[np.intp] | None, batch: EncodedBatch, now_ms: int
     ) -> None:
-        """Apply policies to messages of several topics; `owners`: the topic of each, as an index into `topics`."""
+        """Apply policies to messages of several topics.
+
+        owners: the topic of each, as an index into `topics`; None: all are of the one topic.
+        """
         if not self._any:
+            return
+        if owners is None:
+            self.apply(topics[0], batch, now_ms)
             return
         order = owners.argsort(kind="stable")
         edges = np.searchsorted(owners[order], np.arange(len(topics) + 1))

@@ -45,7 +45,7 @@ from duelog.store.codec.format import PartitionState
 from duelog.store.codec.sent_ids import IN_MAIN, KeyRecord, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
-from duelog.store.errors import DamagedStore, UnknownTopic
+from duelog.store.errors import DamagedStore
 from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
 from duelog.store.log import catalog
@@ -58,8 +58,8 @@ from duelog.store.wal.write_batch import WriteBatch
 from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
-from .log_append import GroupAlso, Stored
-from .sender import Places, Sender
+from .log_append import AddressedBatch, GroupAlso, Stored, refuse_deleted
+from .sender import Sender
 from .wal_writer import Work as GroupWork
 from .withdrawal import Withdrawals
 
@@ -245,8 +245,8 @@ class KeyedMessages:
                 return FoundId(*message_id)
             if looked[1] is not None:  # it is replaced
                 one = EncodedBatch(np.array([due_ms]), np.array([due_ms > now_ms]), [body], dedups={0: dedup})
-                owner = np.zeros(1, dtype=np.intp)
-                return self.send_locked([topic], owner, one, {0: key}, now_ms, policies=True, known={key: looked})[0]
+                message = AddressedBatch([topic], None, one, now_ms)
+                return self.send_locked(message, {0: key}, policies=True, known={key: looked})[0]
             due_ms, overridden = self._policies.apply_one(name, due_ms, now_ms)
             topic.has_keys = True
             until = until_ms(dedup, now_ms)
@@ -336,38 +336,23 @@ class KeyedMessages:
 
     # -- batches -----------------------------------------------------------------------------------
 
-    def send_all(
-        self,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        also: GroupAlso | None = None,
-        *,
-        policies: bool,
-    ) -> MessageIds:
+    def send_all(self, messages: AddressedBatch, also: GroupAlso | None = None, *, policies: bool) -> MessageIds:
         """Send a batch with `dedups`; a message that is not stored gets the id of the one that is there.
 
         Otherwise as `Sender.send_all`; `also` writes where no message is stored, too. policies: apply delay policies
         to those that no message of the store answers.
         """
-        if owners is None:
-            owners = np.zeros(len(batch), dtype=np.intp)
-        keys = {
-            place: sent_key(topics[owners[place]].topic_id, dedup.key) for place, dedup in (batch.dedups or {}).items()
-        }
-        self.fetch({key: topics[owners[place]] for place, key in keys.items()})
+        dedups = messages.batch.dedups or {}
+        keys = {place: sent_key(messages.topic_of(place).topic_id, dedup.key) for place, dedup in dedups.items()}
+        self.fetch({key: messages.topic_of(place) for place, key in keys.items()})
         with Held() as held:
             self._keys.lock_all(held, keys.values())
-            return self.send_locked(topics, owners, batch, keys, now_ms, also, policies=policies)
+            return self.send_locked(messages, keys, also, policies=policies)
 
     def send_locked(
         self,
-        topics: Sequence[TopicState],
-        owners: Places,
-        batch: EncodedBatch,
+        messages: AddressedBatch,
         keys: Mapping[int, bytes],
-        now_ms: int,
         also: GroupAlso | None = None,
         *,
         policies: bool,
@@ -376,19 +361,14 @@ class KeyedMessages:
         """Send as `send_all` does. REQUIRES: the locks of `keys`."""
         while True:
             with suppress(KeyChanged), Held() as held:
-                return self._sender.write(
-                    self.sending(held, topics, owners, batch, keys, now_ms, also, policies=policies, known=known)
-                )
+                return self._sender.write(self.sending(held, messages, keys, also, policies=policies, known=known))
             known = None
 
     def sending(
         self,
         held: Held,
-        topics: Sequence[TopicState],
-        owners: Places,
-        batch: EncodedBatch,
+        messages: AddressedBatch,
         keys: Mapping[int, bytes],
-        now_ms: int,
         also: GroupAlso | None = None,
         *,
         policies: bool,
@@ -399,26 +379,26 @@ class KeyedMessages:
         keys: by place, the key of a record. known: the records of all of them; None: they are looked up. REQUIRES: the
         locks of `keys`.
         """
-        topic_of = {key: topics[owners[place]] for place, key in keys.items()}
+        topic_of = {key: messages.topic_of(place) for place, key in keys.items()}
         for topic in topic_of.values():
             topic.has_keys = True
-        dedups = batch.dedups or {}
+        count, dedups, now_ms = len(messages.batch), messages.batch.dedups or {}, messages.now_ms
         found = known or self._keys.look_all(topic_of)
         answered = _answered(found, keys, dedups, now_ms)
-        places = np.array([place for place in range(len(batch)) if place not in answered], dtype=np.intp)
-        part = batch.rows(places)
+        places = np.array([place for place in range(count) if place not in answered], dtype=np.intp)
+        part = messages.rows(places)
         if policies:
-            self._policies.apply_each([topic.name for topic in topics], owners[places], part, now_ms)
-        dues = dict(zip(places.tolist(), part.dues.tolist(), strict=True))
+            self._policies.apply_each([topic.name for topic in part.topics], part.owners, part.batch, now_ms)
+        dues = dict(zip(places.tolist(), part.batch.dues.tolist(), strict=True))
         plan = _decided(found, keys, dedups, dues, now_ms)
         if plan.repeated:
             rows = np.array([row for row, place in enumerate(dues) if place not in plan.repeated], dtype=np.intp)
             places, part = places[rows], part.rows(rows)
-        part.dedups = {row: dedups[place] for row, place in enumerate(places.tolist()) if place in keys}
-        store = self._storing(held, topics, owners[places], part, places.tolist(), keys, plan, now_ms)
+        part.batch.dedups = {row: dedups[place] for row, place in enumerate(places.tolist()) if place in keys}
+        store = self._storing(held, part, places.tolist(), keys, plan)
 
         def work(group: WriteBatch) -> MessageIds:
-            ledgers, entries = np.empty((2, len(batch)), dtype=np.int64)
+            ledgers, entries = np.empty((2, count), dtype=np.int64)
             ledgers[places], entries[places] = store(group).columns()
             for place, message_id in answered.items():
                 ledgers[place], entries[place] = message_id
@@ -434,24 +414,23 @@ class KeyedMessages:
     def _storing(
         self,
         held: Held,
-        topics: Sequence[TopicState],
-        owners: Places,
-        part: EncodedBatch,
+        part: AddressedBatch,
         places: Sequence[int],
         keys: Mapping[int, bytes],
         plan: _Plan,
-        now_ms: int,
     ) -> GroupWork[MessageIds]:
         """The unit that stores messages, which had `places` in the batch. It raises KeyChanged."""
         if not places:
             return lambda group: MessageIds.run(0, 0, 0)
         row_of = {place: row for row, place in enumerate(places)}
-        dedups = part.dedups or {}
-        records = [(row_of[place], key, until_ms(dedups[row_of[place]], now_ms)) for key, place in plan.last.items()]
+        dedups = part.batch.dedups or {}
+        records = [
+            (row_of[place], key, until_ms(dedups[row_of[place]], part.now_ms)) for key, place in plan.last.items()
+        ]
         if plan.replaced or plan.passing:
             replaced = {row_of[place]: (keys[place], *each) for place, each in plan.replaced.items()}
             passing = {row_of[place] for place in plan.passing}
-            replace = self._replacing(held, topics, owners, part, records, replaced, passing, now_ms)
+            replace = self._replacing(held, part, records, replaced, passing)
             return lambda group: replace(group.main)
 
         def also(group: WriteBatch, stored: Stored) -> None:
@@ -461,34 +440,31 @@ class KeyedMessages:
                 start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
                 rows.put(key, KeyRecord(start_ms, *message_id, until).pack())
 
-        return self._sender.sending(held, topics, owners if len(topics) > 1 else None, part, now_ms, also)
+        return self._sender.sending(held, part, also)
 
     def _replacing(
         self,
         held: Held,
-        topics: Sequence[TopicState],
-        owners: Places,
-        part: EncodedBatch,
+        part: AddressedBatch,
         records: Sequence[tuple[int, bytes, int]],
         replaced: Mapping[int, tuple[bytes, KeyRecord, Partition]],
         passing: set[int],
-        now_ms: int,
     ) -> Work[MessageIds]:
         """The unit that stores messages some of which take the place of others.
 
         The numbers of mappings and records are rows.
         """
-        dues, bodies = part.dues.tolist(), Bodies.of(part.bodies)
-        rows_of: dict[int, list[int]] = {}
-        for row, owner in enumerate(owners.tolist()):
-            rows_of.setdefault(owner, []).append(row)
+        dues, bodies = part.batch.dues.tolist(), Bodies.of(part.batch.bodies)
+        rows_of: dict[TopicState, list[int]] = {}
+        for row in range(len(dues)):
+            rows_of.setdefault(part.topic_of(row), []).append(row)
         batches, wanted = [], []
-        for owner, rows in rows_of.items():
+        for topic, rows in rows_of.items():
             olds = {row: (replaced[row][1].message_id, replaced[row][2]) for row in rows if row in replaced}
             gone = passing.intersection(rows)
-            batches.append(Successors(topics[owner].log, dues, {row: bodies[row] for row in rows}, olds, gone))
-            more = max(sum(dues[row] > now_ms for row in rows) - len(olds) - len(gone), 0)
-            wanted.append(Wanted(topics[owner].topic_id, topics[owner].name, more))
+            batches.append(Successors(topic.log, dues, {row: bodies[row] for row in rows}, olds, gone))
+            more = max(sum(dues[row] > part.now_ms for row in rows) - len(olds) - len(gone), 0)
+            wanted.append(Wanted(topic.topic_id, topic.name, more))
 
         counts: list[int] = []
         if self._policies.limits_pending:
@@ -496,9 +472,7 @@ class KeyedMessages:
         replace = self._withdrawals.replacing(held, batches)
 
         def work(transaction: Transaction) -> MessageIds:
-            for owner in rows_of:
-                if topics[owner].deleted:
-                    raise UnknownTopic(str(topics[owner].name))
+            refuse_deleted(rows_of)
             for key, old, _ in replaced.values():
                 if transaction.get(key) != old.pack():
                     raise KeyChanged
@@ -510,13 +484,13 @@ class KeyedMessages:
                 cancelled + sum(placed[row].start_ms != IN_MAIN for row in passing.intersection(placed))
                 for placed, cancelled in done
             ]
-            ids = [where[row].message_id for row in range(len(part))]
+            ids = [where[row].message_id for row in range(len(dues))]
             return MessageIds.of(*np.array(ids, dtype=np.int64).T)
 
         def stored() -> None:
-            for owner, count in zip(rows_of, counts, strict=True):
-                tell(self._storage.listeners, StoreListener.cancelled, topics[owner].name, count)
+            for topic, count in zip(rows_of, counts, strict=True):
+                tell(self._storage.listeners, StoreListener.cancelled, topic.name, count)
 
-        held.stored.append(partial(self._sender.count_sent, topics, owners if len(topics) > 1 else None, part))
+        held.stored.append(partial(self._sender.count_sent, part))
         held.stored.append(stored)
         return work

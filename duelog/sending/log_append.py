@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from duelog.partitions.partition import Partition, PartitionLog, StagedLog
 from duelog.store.codec.bodies import Bodies
+from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
 from duelog.store.codec.run_lengths import ScatteredBatch, fits_runs, largest_group
 from duelog.store.errors import UnknownTopic
@@ -17,8 +21,31 @@ from duelog.store.wal.write_batch import WriteBatch, is_large
 
 from ..topics.topic_state import TopicState
 
+Places = npt.NDArray[np.intp]
+
 Segments = Sequence[tuple[int, int, int]]
 """(ledger id, first entry id, count) of the messages of a batch, in order."""
+
+
+class AddressedBatch(NamedTuple):
+    """Messages of several topics that are sent together at `now_ms`.
+
+    owners: whose each message is, as a place in `topics`; None: all are of the one topic.
+    """
+
+    topics: Sequence[TopicState]
+    owners: Places | None
+    batch: EncodedBatch
+    now_ms: int
+
+    def topic_of(self, place: int) -> TopicState:
+        """The topic of the message at a place of the batch."""
+        return self.topics[0 if self.owners is None else self.owners[place]]
+
+    def rows(self, places: Places) -> AddressedBatch:
+        """Select messages by their places in the batch; without `dedups`."""
+        owners = None if self.owners is None else self.owners[places]
+        return self._replace(owners=owners, batch=self.batch.rows(places))
 
 
 class Stored(NamedTuple):

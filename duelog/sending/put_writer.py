@@ -27,7 +27,7 @@ from ..topics.producer_state import NumbersStored, Producers, ProducerState
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 from .keyed_messages import KeyedMessages
-from .log_append import PlaceAlso, Stored
+from .log_append import AddressedBatch, PlaceAlso, Stored
 from .outbox import DUPLICATE, Numbers, Outgoing, PutOutcome
 from .sender import Sender
 
@@ -181,11 +181,12 @@ class PutWriter:
         batch = EncodedBatch(dues, dues > now_ms, Bodies([item.body for item in written]), overridden)
         owners = np.array(group.owners, dtype=np.intp) if len(group.topics) > 1 else None
         also = group.write_numbers if group.numbers else None
+        messages = AddressedBatch(list(group.topics), owners, batch, now_ms)
         if group.dedups:
             batch.dedups = group.dedups
-            ids = self._keyed.send_all(list(group.topics), owners, batch, now_ms, also, policies=False)
+            ids = self._keyed.send_all(messages, also, policies=False)
         else:
-            ids = self._sender.send_all(list(group.topics), owners, batch, now_ms, also)
+            ids = self._sender.send_all(messages, also)
         for row, message_id in zip(group.rows, ids.to_list(), strict=True):
             outcomes[row] = message_id
 

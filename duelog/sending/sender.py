@@ -11,7 +11,6 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import PartitionSet
@@ -31,19 +30,19 @@ from duelog.store.wal.write_batch import WriteBatch
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 from .log_append import (
+    AddressedBatch,
     Also,
     DelayedBatch,
     GroupAlso,
     Part,
     PlaceAlso,
+    Places,
     ScatteredAppend,
     Stored,
     at_places,
     refuse_deleted,
 )
 from .wal_writer import WalWriter, Work
-
-Places = npt.NDArray[np.intp]
 
 Place = tuple[int, int]
 """Ledger id and entry id."""
@@ -114,7 +113,7 @@ class Sender:
             piece = batch if limit - start == len(batch) else batch.part(start, limit)
             extra = None if also is None else at_places(also, range(start, limit))
             with Held() as leases:
-                ids.append(self.write(self._work(leases, [topic], None, piece, now_ms, extra)))
+                ids.append(self.write(self._work(leases, AddressedBatch([topic], None, piece, now_ms), extra)))
             self._policies.stored(topic.name, piece.overridden)
             topic.count_sent(len(piece))
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
@@ -129,7 +128,7 @@ class Sender:
         *,
         refused: bool = True,
     ) -> None:
-        """Hold the quotas of messages with these due times while they are sent; `owners` as in `send_all`.
+        """Hold the quotas of messages with these due times while they are sent; `owners` as of AddressedBatch.
 
         refused: whether they can be exceeded.
         """
@@ -163,43 +162,30 @@ class Sender:
             start = limit
         return pieces
 
-    def send_all(
-        self,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        also: GroupAlso | None = None,
-    ) -> MessageIds:
+    def send_all(self, messages: AddressedBatch, also: GroupAlso | None = None) -> MessageIds:
         """Append messages of several topics as one group; the ids in the order of the messages.
 
-        owners: whose each message is, as a place in `topics`; None: all are of the one topic. `also` writes more in
-        the group. Raises InvalidArgument, with nothing stored, where one group does not take them, and QuotaExceeded.
+        `also` writes more in the group. Raises InvalidArgument, with nothing stored, where one group does not take
+        them, and QuotaExceeded.
         """
         with Held() as held:
-            return self.write(self.sending(held, topics, owners, batch, now_ms, also))
+            return self.write(self.sending(held, messages, also))
 
     def write(self, work: Work[T]) -> T:
         """Write a unit of work as one group of the write-ahead log (`WalWriter.write`)."""
         return self._wal_writer.write(work)
 
-    def sending(
-        self,
-        held: Held,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        also: GroupAlso | None = None,
-    ) -> Work[MessageIds]:
+    def sending(self, held: Held, messages: AddressedBatch, also: GroupAlso | None = None) -> Work[MessageIds]:
         """The unit of work of `send_all`, written before `held` ends; what it sends is counted then."""
+        topics, owners, batch, now_ms = messages
         self.within_quota(held, topics, owners, batch.dues, now_ms)
-        work = self._work(held, topics, owners, batch, now_ms, also)
-        held.stored.append(partial(self.count_sent, topics, owners, batch))
+        work = self._work(held, messages, also)
+        held.stored.append(partial(self.count_sent, messages))
         return work
 
-    def count_sent(self, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch) -> None:
+    def count_sent(self, messages: AddressedBatch) -> None:
         """Count a batch that is durable."""
+        topics, owners, batch, _ = messages
         if owners is None:
             self._policies.stored(topics[0].name, batch.overridden)
             topics[0].count_sent(len(batch))
@@ -225,17 +211,9 @@ class Sender:
         if size > most:
             raise InvalidArgument("messages", count, f"they take {size} bytes, a group of messages at most {most}")
 
-    def _work(
-        self,
-        held: Held,
-        topics: Sequence[TopicState],
-        owners: Places | None,
-        batch: EncodedBatch,
-        now_ms: int,
-        also: GroupAlso | None,
-    ) -> Work[MessageIds]:
+    def _work(self, held: Held, messages: AddressedBatch, also: GroupAlso | None) -> Work[MessageIds]:
         """The unit of work that appends a batch; what it packs is packed now, since a leader holds up all others."""
-        direct, delayed, order = self._route(held, topics, owners, batch, now_ms)
+        direct, delayed, order = self._route(held, messages)
         if delayed is not None and not direct and also is None:
             scattered = ScatteredAppend.of(delayed, self._run_limits, apart=self._sets_apart)
             if scattered is not None:
@@ -245,7 +223,7 @@ class Sender:
 
         def work(group: WriteBatch) -> MessageIds:
             group.spread = spread
-            ids = MessageIds(self._write(group, parts, now_ms), order)
+            ids = MessageIds(self._write(group, parts, messages.now_ms), order)
             if also is not None:
                 starts = {
                     log.ledger_id: partition.start_ms for _, partition, log, _, _, _ in parts if partition and log
@@ -255,10 +233,9 @@ class Sender:
 
         return work
 
-    def _route(
-        self, held: Held, topics: Sequence[TopicState], owners: Places | None, batch: EncodedBatch, now_ms: int
-    ) -> tuple[list[Part], DelayedBatch | None, Places | None]:
+    def _route(self, held: Held, messages: AddressedBatch) -> tuple[list[Part], DelayedBatch | None, Places | None]:
         """Split a batch into parts for main logs and partitions; also the order of its messages, None: as given."""
+        topics, owners, batch, now_ms = messages
         if self._inline_ms:  # what is due soon waits in the main log (PIP-448)
             batch.delayed = batch.dues > now_ms + self._inline_ms
             if batch.dedups:

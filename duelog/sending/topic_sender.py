@@ -26,7 +26,7 @@ from ..topics.topic_list import Topics
 from ..topics.topic_state import TopicState
 from .delay_policies import DelayPolicies
 from .keyed_messages import EncodedMessage, KeyedMessages
-from .log_append import Also, GroupAlso, at_place, at_places
+from .log_append import AddressedBatch, Also, GroupAlso, at_place, at_places
 from .outbox import Done, Numbers, Outbox, Outgoing
 from .sender import Sender
 
@@ -188,9 +188,8 @@ class TopicSender:
         ids = []
         for start, limit in self._sender.pieces(batch, _KEY_BYTES):
             numbered = None if also is None else at_places(also, range(start, limit))
-            ids.append(
-                self._store.keyed.send_all([topic], None, batch.part(start, limit), now_ms, numbered, policies=policies)
-            )
+            part = AddressedBatch([topic], None, batch.part(start, limit), now_ms)
+            ids.append(self._store.keyed.send_all(part, numbered, policies=policies))
         return MessageIds.joined(ids)
 
     def append(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also) -> MessageIds:
@@ -243,6 +242,7 @@ class StoreSender:
             self.policies.apply_each(names, column, batch, now_ms)
         self.sender.refuse_too_large(batch, column)
         topics = self.topics.get_or_create_all(names, now_ms)
+        addressed = AddressedBatch(topics, column if len(topics) > 1 else None, batch, now_ms)
         if batch.dedups:
-            return self.keyed.send_all(topics, column, batch, now_ms, also, policies=True)
-        return self.sender.send_all(topics, column, batch, now_ms, also)
+            return self.keyed.send_all(addressed, also, policies=True)
+        return self.sender.send_all(addressed, also)
