@@ -35,7 +35,7 @@ def fill(path: Path, size: int, days: int, wal_bytes: int) -> None:
     store = DelayedStore.open(path, StoreConfig(wal_bytes=wal_bytes), clock=ManualClock(load.NOW_MS))
     topic = store.topic("recover")
     assert store._engine.wal_writer is not None
-    segments = store._engine.wal_writer._segments
+    segments = store._engine.wal_writer.segments
     at = used = rows = size_before = segment = 0
     while True:
         topic.send_payloads(payloads, deliver_at=dues[at : at + load.BATCH])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..partitions import cancellations
 from ..partitions.partition import Partition, partition_path
-from ..partitions.partition_set import PartitionSet
+from ..partitions.partition_set import Storage
 from ..store.codec import format as fmt
 from ..store.codec.format import PartitionRecord, PartitionState
 from ..store.codec.frontier import FrontierRecord
@@ -30,13 +30,13 @@ def deletable(main: Environment) -> list[int]:
         ]
 
 
-def delete_partition(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
+def delete_partition(storage: Storage, partition: Partition) -> bool:
     """Delete a closed partition; False when it is still referenced or read.
 
     A partition with entries that were quarantined as unreadable is kept until they are discarded. Raises DamagedStore
     for one whose pages may hide something.
     """
-    with partitions.lease(partition, partial=True):
+    with storage.partitions.lease(partition, partial=True):
         refuse_broken(partition.environment.path)
         logs = [(log.topic_id, log.ledger_id) for log in partition.logs()]
 
@@ -62,18 +62,18 @@ def delete_partition(path: Path, main: Environment, partitions: PartitionSet, pa
             cancellations.remove_log(transaction, ledger_id)
         return True
 
-    if not main.write(record_it, makes_space=True):
+    if not storage.main.write(record_it, makes_space=True):
         return False
     reach("delete.recorded")
-    return finish_deletion(path, main, partitions, partition)
+    return finish_deletion(storage, partition)
 
 
-def finish_deletion(path: Path, main: Environment, partitions: PartitionSet, partition: Partition) -> bool:
+def finish_deletion(storage: Storage, partition: Partition) -> bool:
     """Remove a partition whose deletion is recorded; False while it is being read. May be repeated."""
-    if not partitions.retire(partition):
+    if not storage.partitions.retire(partition):
         return False
-    remove_recorded(path, main, partition.start_ms, partition.generation)
-    partitions.forget(partition)
+    remove_recorded(storage.path, storage.main, partition.start_ms, partition.generation)
+    storage.partitions.forget(partition)
     return True
 
 

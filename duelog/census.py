@@ -491,9 +491,7 @@ class Census:
                     on_disk = partition.log(topic_id)
                     if on_disk is None:
                         continue
-                    _, dues = unfired(
-                        self._main, partition, topic_id, on_disk.ledger_id, on_disk.ledger.entries, 0, MAX_DUE_MS + 1
-                    )
+                    _, dues = unfired(self._main, on_disk)
                     counted = dues, np.ones_like(dues)
                 dues, counts = counted
                 at = ((dues - start_ms) // bin_ms).clip(0, len(found) - 1)

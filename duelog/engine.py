@@ -478,7 +478,7 @@ def _wal_writer(recovered: Recovered, waking: Waking, shipping: Shipping | None,
     wal_writer = main.log = WalWriter(main, recovered.memtable, segments, storage.config, storage.listeners, keep)
     undo.callback(wal_writer.close)
     if storage.config.durability == "relaxed":
-        main.before_commit = partitions.before_commit = wal_writer.sync
+        main.before_commit = partitions.before_commit = wal_writer.segments.sync
     return wal_writer
 
 

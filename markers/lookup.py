@@ -7,7 +7,7 @@ import numpy as np
 from ..partitions.cancellations import members
 from ..partitions.due_column import DueBatch, scan_dues
 from ..partitions.partition import Partition, PartitionLog
-from ..partitions.partition_set import PartitionSet
+from ..partitions.partition_set import PartitionSet, Storage
 from ..store.codec.body import decode_body, occurrence_of, retry_of
 from ..store.codec.format import PartitionState, Table
 from ..store.codec.frontier import FrontierRecord
@@ -106,8 +106,7 @@ def find_marker(
 
 
 def scheduled(
-    main: Environment,
-    partitions: PartitionSet,
+    storage: Storage,
     topic_id: int,
     topic: str,
     *,
@@ -125,71 +124,71 @@ def scheduled(
     Reads the due column of one partition at a time (12 bytes a message of the range in memory), bodies as
     they are asked for. Cancelled ones are left out. What fires meanwhile may be seen.
     """
-
-    for partition, log, entries, dues in _unfired_logs(main, partitions, topic_id, start_ms, limit_ms, backwards):
+    for log, entries, dues in _unfired_logs(storage, topic_id, start_ms, limit_ms, backwards):
         wanted = entries[::-1] if backwards else entries
         if after is not None and log.ledger_id == after.ledger_id:
             wanted = entries[(dues > start_ms) | (entries > after.entry_id)]
         for at in range(0, len(wanted), _PAGE):
-            yield from _bodies(partition, log.ledger_id, wanted[at : at + _PAGE], topic, quarantine)
+            yield from _bodies(log, wanted[at : at + _PAGE], topic, quarantine)
 
 
-def count_scheduled(main: Environment, partitions: PartitionSet, topic_id: int, start_ms: int, limit_ms: int) -> int:
+def count_scheduled(storage: Storage, topic_id: int, start_ms: int, limit_ms: int) -> int:
     """Count the messages that `scheduled` has, without their bodies."""
-    found = _unfired_logs(main, partitions, topic_id, start_ms, limit_ms, backwards=False)
-    return sum(len(entries) for _, _, entries, _ in found)
+    found = _unfired_logs(storage, topic_id, start_ms, limit_ms, backwards=False)
+    return sum(len(entries) for _, entries, _ in found)
 
 
-def furthest_due_ms(main: Environment, partitions: PartitionSet, topic_id: int) -> int | None:
+def furthest_due_ms(storage: Storage, topic_id: int) -> int | None:
     """When the last of the messages that `scheduled` has is due; None: there is none. Reads few due columns.
 
     Of a partition that is away, which is not fetched for it, its last millisecond.
     """
-    for partition in partitions.held(lambda each: each.state is PartitionState.OPEN, backwards=True, partial=True):
+    for partition in storage.partitions.held(
+        lambda each: each.state is PartitionState.OPEN, backwards=True, partial=True
+    ):
         log = partition.log(topic_id)
         if log is None:
             continue
-        tail = log.ledger.entries
         if partition.away is not None:
-            with main.read() as raw:
-                if tail > len(members(raw, Table.CANCELLED, log.ledger_id)):
+            with storage.main.read() as raw:
+                if log.ledger.entries > len(members(raw, Table.CANCELLED, log.ledger_id)):
                     return partition.end_ms - 1
             continue
-        _, dues = unfired(main, partition, topic_id, log.ledger_id, tail, 0, MAX_DUE_MS + 1)
+        _, dues = unfired(storage.main, log)
         if len(dues):
             return int(dues[-1])
     return None
 
 
 def _unfired_logs(
-    main: Environment, partitions: PartitionSet, topic_id: int, start_ms: int, limit_ms: int, backwards: bool
-) -> Iterator[tuple[Partition, PartitionLog, UInt32s, Int64s]]:
+    storage: Storage, topic_id: int, start_ms: int, limit_ms: int, backwards: bool
+) -> Iterator[tuple[PartitionLog, UInt32s, Int64s]]:
     """The topic's log in each partition of a range of due times, with what `unfired` has of it."""
 
     def asked_for(partition: Partition) -> bool:
         return partition.state is PartitionState.OPEN and partition.start_ms < limit_ms and partition.end_ms > start_ms
 
-    for partition in partitions.held(asked_for, backwards=backwards):
+    for partition in storage.partitions.held(asked_for, backwards=backwards):
         log = partition.log(topic_id)
         if log is not None:
-            tail = log.ledger.entries
-            yield partition, log, *unfired(main, partition, topic_id, log.ledger_id, tail, start_ms, limit_ms)
+            yield log, *unfired(storage.main, log, start_ms, limit_ms)
 
 
 def unfired(
-    main: Environment, partition: Partition, topic_id: int, ledger_id: int, tail: int, start_ms: int, limit_ms: int
+    main: Environment, log: PartitionLog, start_ms: int = 0, limit_ms: int = MAX_DUE_MS + 1
 ) -> tuple[UInt32s, Int64s]:
-    """Entry ids and due times of a partition log's messages that have not fired and are not cancelled, by due time.
+    """Entry ids and due times of a log's messages that have not fired and are not cancelled, by due time.
 
-    tail: entries of the log; due in [start_ms, limit_ms). 12 bytes a message.
+    Those due in [start_ms, limit_ms). 12 bytes a message. REQUIRES: a lease on the partition.
     """
+    partition, ledger_id = log.partition, log.ledger_id
     with main.read() as raw:
-        frontier = catalog.frontier(raw, topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
+        frontier = catalog.frontier(raw, log.topic_id, partition.start_ms) or FrontierRecord.start(ledger_id)
         admitted = members(raw, Table.ADMITTED, ledger_id)
         cancelled = members(raw, Table.CANCELLED, ledger_id)
     found_entries: list[UInt32s] = [np.empty(0, np.uint32)]
     found_dues: list[Int64s] = [np.empty(0, np.int64)]
-    for batch in scan_dues(partition.environment, ledger_id, 0, tail, admitted):
+    for batch in scan_dues(partition.environment, ledger_id, 0, log.ledger.entries, admitted):
         if not isinstance(batch, DueBatch):
             continue
         first, dues = batch
@@ -206,11 +205,10 @@ def unfired(
 
 
 def _bodies(
-    partition: Partition, ledger_id: int, entries: UInt32s, topic: str, quarantine: Callable[[CorruptEntry], object]
+    log: PartitionLog, entries: UInt32s, topic: str, quarantine: Callable[[CorruptEntry], object]
 ) -> list[ScheduledMessage]:
-    found = []
-    name = partition.name
-    with partition.environment.read() as raw:
+    found, name, ledger_id = [], log.partition.name, log.ledger_id
+    with log.partition.environment.read() as raw:
         finder = RunFinder(raw, name)
         for entry_id in entries.tolist():
             try:

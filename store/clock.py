@@ -168,20 +168,15 @@ class StoreClock(Clock):
     """
 
     def __init__(self, wrapped: Clock, mark_ms: int = 0) -> None:
-        self._wrapped = wrapped
+        self.wrapped = wrapped
         self._lock = threading.Lock()
         self.mark_ms = mark_ms
         """The high-water mark: never goes down."""
         self.lead_ms = wrapped.lead_ms
 
-    @property
-    def wrapped(self) -> Clock:
-        """The clock that this one wraps."""
-        return self._wrapped
-
     def now_ms(self) -> int:
         """The later of the wrapped clock's time and the mark."""
-        return max(self._wrapped.now_ms(), self.mark_ms)
+        return max(self.wrapped.now_ms(), self.mark_ms)
 
     def raise_to(self, ms: int) -> int:
         """Raise the mark to ``ms`` if it is below, and return the mark; thread-safe."""
@@ -193,7 +188,7 @@ class StoreClock(Clock):
         """Wait as ``Clock.wait``. Raising the mark wakes no waiter: a thread that raises it past a deadline does."""
         if until_ms is not None and until_ms <= self.mark_ms:
             return
-        self._wrapped.wait(condition, until_ms)
+        self.wrapped.wait(condition, until_ms)
 
 
 def _checked_ms(field: str, value: int) -> int:

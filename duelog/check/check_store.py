@@ -697,8 +697,7 @@ def check_lateness(main: Environment, partitions: PartitionSet, now_ms: int) -> 
     overdue: dict[int, tuple[int, int]] = {}
     for partition in partitions.held(lambda each: each.start_ms in begun and each.away is None):
         for log in partition.logs():
-            tail = log.ledger.entries
-            _, dues = unfired(main, partition, log.topic_id, log.ledger_id, tail, 0, now_ms - LATE_MS + 1)
+            _, dues = unfired(main, log, limit_ms=now_ms - LATE_MS + 1)
             if len(dues):
                 count, since_ms = overdue.get(log.topic_id, (0, now_ms))
                 overdue[log.topic_id] = count + len(dues), min(since_ms, int(dues[0]))

@@ -69,7 +69,8 @@ class WalWriter:
         """`memtable` is that of `main`. keep_bodies: is told of a body file before the first group that names it."""
         self._main = main
         self.memtable = memtable
-        self._segments = segments
+        self.segments = segments
+        """The segments that groups go to."""
         self.largest_group = max(capacity_of(config.wal_bytes), config.max_message_bytes + _ADDED_BYTES)
         """Bytes of rows that one group takes at most; any message is taken."""
         self._largest_unit = max(self.largest_group, MAX_VALUE_BYTES + _ADDED_BYTES)
@@ -169,12 +170,12 @@ class WalWriter:
                 if size > self._largest_unit:
                     current = units[0]
                     raise InvalidArgument("messages", size, f"bytes, more than a group of {self._largest_unit} takes")
-                if not self._segments.fits(size, weight):
+                if not self.segments.fits(size, weight):
                     batch.end_reads()  # a growing map waits for readers
                     reserve = len(_making_space(units)) == len(units)
-                    if not (reserve and self._segments.fits_reserve(size)):
+                    if not (reserve and self.segments.fits_reserve(size)):
                         try:
-                            self._segments.make_space(size, weight, reserve=reserve)
+                            self.segments.make_space(size, weight, reserve=reserve)
                         except StoreFull as error:
                             return self._refuse_senders(units, error)
                         return units
@@ -185,7 +186,7 @@ class WalWriter:
                         return self._refuse_senders(units, error)
                 reach("wal.before")
                 self._unpublished = True
-                position = self._segments.append(content, weight)
+                position = self.segments.append(content, weight)
                 reach("wal.after")
             self._unpublished = True
             batch.publish(position)
@@ -221,7 +222,7 @@ class WalWriter:
 
     def _write_bodies(self, batch: WriteBatch) -> None:
         """Write what goes to body files, side by side. Raises StoreFull, ResourceShortage, OSError."""
-        self._segments.require_space(sum(staged.end - staged.at for staged in batch.bodies.values()))
+        self.segments.require_space(sum(staged.end - staged.at for staged in batch.bodies.values()))
         try:
             append_bodies(batch.bodies, self._body_files)
         except OSError as error:
@@ -245,30 +246,17 @@ class WalWriter:
 
     # -- segments and checkpoints ------------------------------------------------------------------
 
-    @property
-    def segments(self) -> WalSegments:
-        """The segments that groups go to, for who follows the log."""
-        return self._segments
-
-    def sync(self) -> None:
-        """Have all groups be on disk where a commit that follows may tell of them. Raises StoreFailed."""
-        self._segments.sync()
-
     def flush(self) -> None:
         """Wait until every group is on disk, whatever the store's durability. Raises StoreFailed."""
-        self._segments.flush()
-
-    def due_ms(self) -> int | None:
-        """When `checkpoint` has something to do; None: never, as it is. Soon, also where the clock was set back."""
-        return self._segments.due_ms()
+        self.segments.flush()
 
     def checkpoint(self, now_ms: int) -> None:
         """Flush, and begin or end a checkpoint, if it is time. Raises StoreFull, StoreFailed."""
-        self._segments.flush_if_due(now_ms)
-        if self._segments.is_applied:
-            self._queue.run(_Action(self._segments.finish_applied))
-        if self._segments.is_due(now_ms):
-            self._queue.run(_Action(self._segments.begin_next))
+        self.segments.flush_if_due(now_ms)
+        if self.segments.is_applied:
+            self._queue.run(_Action(self.segments.finish_applied))
+        if self.segments.is_due(now_ms):
+            self._queue.run(_Action(self.segments.begin_next))
 
     def stop(self, error: Exception) -> None:
         """Have nothing be written any more, behind all that is. Raises StoreFailed where that was so before."""
@@ -276,7 +264,7 @@ class WalWriter:
 
     def apply_all(self) -> None:
         """Have everything be applied, and the log be empty. Raises StoreFull, StoreFailed."""
-        self._queue.run(_Action(self._segments.apply_all))
+        self._queue.run(_Action(self.segments.apply_all))
 
     def close(self) -> None:
         """Refuse further work, and apply the unapplied rows.
@@ -292,8 +280,8 @@ class WalWriter:
                     self._queue.run(_Action(self._close))
         finally:
             self._closed = True
-            self._segments.close()
+            self.segments.close()
 
     def _close(self) -> None:
         self._closed = True
-        self._segments.end()
+        self.segments.end()

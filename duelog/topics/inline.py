@@ -183,8 +183,7 @@ class InlineMessages:
         """
         in_main = after is not None and topic.log.entries_of(after.ledger_id) is not None
         in_partitions = scheduled(
-            self._storage.main,
-            self._storage.partitions,
+            self._storage,
             topic.topic_id,
             str(topic.name),
             start_ms=start_ms + 1 if in_main else start_ms,
@@ -210,13 +209,12 @@ class InlineMessages:
 
     def count_scheduled(self, topic: TopicState, start_ms: int, limit_ms: int) -> int:
         """Count the messages that `scheduled` has; O(messages of partitions that are not wholly in the range)."""
-        storage = self._storage
-        in_partitions = count_scheduled(storage.main, storage.partitions, topic.topic_id, start_ms, limit_ms)
+        in_partitions = count_scheduled(self._storage, topic.topic_id, start_ms, limit_ms)
         return in_partitions + len(self._listed(topic, start_ms, limit_ms))
 
     def furthest_due_ms(self, topic: TopicState) -> int | None:
         """When the last of the messages that `scheduled` has is due; None: there is none."""
-        dues = [furthest_due_ms(self._storage.main, self._storage.partitions, topic.topic_id)]
+        dues = [furthest_due_ms(self._storage, topic.topic_id)]
         if inline := self._listed(topic, 0, MAX_DUE_MS + 1):
             dues += [message.due_ms for message in self._messages(topic, inline[-1:])]
         return max((due_ms for due_ms in dues if due_ms is not None), default=None)

@@ -93,21 +93,24 @@ class Topics:
 
     def find(self, name: TopicName) -> TopicState | None:
         """The topic, loaded if need be; None when there is none. O(1) once loaded."""
-        state = self._by_name.get(name)
-        if state is not None and not state.deleted:
-            return state
-        with self._lock:
-            state = self._known(name)
-            if state is None:
-                with self._main.read() as raw:
-                    record = catalog.find_topic(raw, str(name))
-                    state = None if record is None else self._load(raw, record.topic_id, name)
-            return state
+        return self._known(name) or self._find_all([name])[0]
 
     def _known(self, name: TopicName) -> TopicState | None:
         """The topic, if it is in memory, and there; of a read-only store nothing is kept."""
         state = self._by_name.get(name)
         return None if state is None or state.deleted else state
+
+    def _find_all(self, names: Sequence[TopicName]) -> list[TopicState | None]:
+        """The topics of several names, as `find`."""
+        found = [self._known(name) for name in names]
+        if None in found:
+            with self._lock, self._main.read() as raw:
+                found = [self._known(name) or self._read(raw, name) for name in names]
+        return found
+
+    def _read(self, raw: Reads, name: TopicName) -> TopicState | None:
+        record = catalog.find_topic(raw, str(name))
+        return None if record is None else self._load(raw, record.topic_id, name)
 
     def get(self, name: TopicName) -> TopicState:
         state = self.find(name)
@@ -124,7 +127,7 @@ class Topics:
 
     def create(self, names: Sequence[TopicName], now_ms: int) -> list[bool]:
         """Create topics durably, in one commit; False: it is there."""
-        if not self._load_all(names):
+        if None not in self._find_all(names):
             return [False] * len(names)
         return self._main.write(lambda transaction: [self._add(transaction, name, now_ms) for name in names])
 
@@ -137,28 +140,11 @@ class Topics:
 
     def get_or_create_all(self, names: Sequence[TopicName], now_ms: int) -> list[TopicState]:
         """The topics of several names; those that there are not are created in one commit."""
-        known = [state for name in names if (state := self._known(name)) is not None]
-        if len(known) == len(names):
-            return known
-        if absent := self._load_all(names):
-            self.create(absent, now_ms)
-            self._load_all(absent)
-        return [self.get(name) for name in names]
-
-    def _load_all(self, names: Sequence[TopicName]) -> list[TopicName]:
-        """Load topics; the names of those that there are not."""
-        if all(map(self._known, names)):
-            return []
-        absent = []
-        with self._lock, self._main.read() as raw:
-            for name in names:
-                if self._known(name) is None:
-                    record = catalog.find_topic(raw, str(name))
-                    if record is None:
-                        absent.append(name)
-                    else:
-                        self._load(raw, record.topic_id, name)
-        return absent
+        found = self._find_all(names)
+        if None in found:
+            self.create([name for name, state in zip(names, found, strict=True) if state is None], now_ms)
+            found = self._find_all(names)
+        return [state or self.get(name) for name, state in zip(names, found, strict=True)]
 
     def by_id(self, topic_id: int) -> TopicState | None:
         if topic_id in self._by_id:

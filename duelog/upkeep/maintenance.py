@@ -328,8 +328,8 @@ class Maintenance:
 
     def _delete_one(self, partition: Partition) -> bool:
         if partition.state is PartitionState.DELETING:  # recorded before, and it was being read
-            return finish_deletion(self._storage.path, self._main, self._partitions, partition)
-        return delete_partition(self._storage.path, self._main, self._partitions, partition)
+            return finish_deletion(self._storage, partition)
+        return delete_partition(self._storage, partition)
 
     def _adopt(self) -> tuple[int, bool]:
         """Adopt at most one generation, so that firing comes between two. Returns the number, and whether more wait."""
@@ -364,7 +364,7 @@ class Maintenance:
             not_before(Part("flush"), self._flusher.due_ms()),
             not_before(Part("expire"), self.tasks.expiry.due_ms()),
             not_before(Part("recur"), self.tasks.recurring.next_due_ms(self.suspensions)),
-            None if self._wal_writer is None else not_before(Part("apply"), self._wal_writer.due_ms()),
+            None if self._wal_writer is None else not_before(Part("apply"), self._wal_writer.segments.due_ms()),
             not_before(Part("trim"), self.tasks.trimming.next_due_ms()),
             self.suspensions.next_ms(now_ms) if self.suspensions else None,
         )

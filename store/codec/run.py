@@ -80,25 +80,6 @@ def seal_run(key: bytes, rest: bytes, parts: Sequence[Buffer]) -> bytes:
     return b"".join((_CRC.pack(crc32(rest, crc32(key))), rest, *parts))
 
 
-def pack_messages(
-    key: bytes,
-    base_ms: int,
-    dues: Int64s,
-    bodies: Sequence[bytes],
-    replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
-    *,
-    early: bool = False,
-) -> bytearray:
-    """The value of a MESSAGES run.
-
-    `dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS]; `replaced` (ledger ids, entry ids)
-    makes the entries conditional; `early`: some were not due when they were appended to a main log. An empty
-    body stands for one that compaction dropped.
-    """
-    run = PackedRun(base_ms, dues, Bodies.of(bodies), replaced, early=early)
-    return run.sealed(key)
-
-
 class PackedRun:
     """The value of a MESSAGES run but for its first checksum, which covers the key: made before the key is known."""
 
@@ -108,12 +89,17 @@ class PackedRun:
         self,
         base_ms: int,
         dues: Int64s,
-        bodies: Bodies,
+        bodies: Sequence[bytes],
         replaced: tuple[npt.NDArray[np.uint64], UInt32s] | None = None,
         *,
         early: bool = False,
     ) -> None:
-        self.count = len(bodies)
+        """`dues` are epoch ms within [base_ms, base_ms + MAX_DUE_SPAN_MS].
+
+        replaced: (ledger ids, entry ids), which make the entries conditional. early: some were not due when they were
+        appended to a main log. An empty body stands for one that compaction dropped.
+        """
+        bodies, self.count = Bodies.of(bodies), len(bodies)
         flags = (FLAG_EARLY if early else 0) | (FLAG_CONDITIONAL if replaced is not None else 0)
         header = HEADER.pack(0, RUN_VERSION, RunKind.MESSAGES, flags, self.count, base_ms, 0, 0)
         columns = [(dues - base_ms).astype("<u4").tobytes(), bodies.ends().tobytes(), bodies.checksums()]
@@ -156,7 +142,7 @@ def pack_groups(dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, i
 def fields_of_message(
     base_ms: int, due_ms: int, body: bytes, replaced: tuple[int, int] | None = None, *, early: bool = False
 ) -> bytes:
-    """The header and columns of a run of one message, for `seal_run`; as `pack_messages` has them.
+    """The header and columns of a run of one message, for `seal_run`; as `PackedRun` has them.
 
     Without numpy, which would cost more than the rest of it.
     """

@@ -21,7 +21,6 @@ from ..codec.run import (
     is_apart,
     pack_groups,
     pack_markers,
-    pack_messages,
 )
 from ..codec.run_lengths import cut, fits_runs
 from ..env.body_file import body_files
@@ -107,7 +106,7 @@ def insert_messages(
         key = run_key(ledger_id, first + start)
         base = int(dues[start:limit].min()) if base_ms is None else base_ms
         part = replaced and Replaced(replaced.ledgers[start:limit], replaced.entries[start:limit])
-        value = pack_messages(key, base, dues[start:limit], bodies[start:limit], part, early=early)
+        value = PackedRun(base, dues[start:limit], bodies[start:limit], part, early=early).sealed(key)
         transaction.insert_run(key, value, limit - start)
         size += len(value)
     return size

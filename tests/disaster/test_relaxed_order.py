@@ -67,7 +67,7 @@ def test_a_segment_is_not_closed_while_a_commit_flushes_it(sent: Sent, monkeypat
 
     monkeypatch.setattr(segment.Segment, "flush", flush_beside)
     sent.send("is not flushed", 2)
-    writer.sync()
+    writer.segments.sync()
     going_on.join()
     assert ended.is_set()
     assert not failed
@@ -82,7 +82,7 @@ def test_a_snapshot_has_no_cancellation_that_a_power_cut_could_take_back(
     ids = topic.send_batch([Message(b"x", deliver_after=60 + each) for each in range(20)])
     store.tick()
     assert topic.reschedule(ids[0], deliver_after=30) is not None
-    segments, found = store._engine.writer()._segments, list[bool]()
+    segments, found = store._engine.writer().segments, list[bool]()
     assert not segments._is_flushed
     failpoints.arm("commit.before", lambda: found.append(segments._is_flushed))
     assert store.save_snapshots() == 1

@@ -17,7 +17,7 @@ from duelog.store.codec.body import encode_one
 from duelog.store.codec.checksum import crc32
 from duelog.store.codec.format import FailedDeliveries, attempts_key, copy_key, pack_attempts
 from duelog.store.codec.frontier import FrontierRecord
-from duelog.store.codec.run import fields_of_message, pack_markers, pack_messages, seal_run, set_apart
+from duelog.store.codec.run import PackedRun, fields_of_message, pack_markers, seal_run, set_apart
 from duelog.store.codec.run_lengths import ScatteredBatch
 from duelog.store.codec.sent_ids import KeyRecord, NumberedRow, numbered_key, pack_numbered, sent_key
 from duelog.store.env.memtable import APPLIED_KEY
@@ -58,7 +58,7 @@ def test_the_pages_run_of_messages_is_what_is_written() -> None:
         encode_one(Message(b"ship", key="order-17"), SENT_MS, 1_000)[1],
     ]
     assert key == fmt.run_key(7, 0)
-    run = pack_messages(key, START_MS, np.array([SENT_MS + 60_000, SENT_MS + 3_600_000]), bodies)
+    run = PackedRun(START_MS, np.array([SENT_MS + 60_000, SENT_MS + 3_600_000]), bodies).sealed(key)
     assert value == run
     assert example(8) == (key, set_apart(key, run, 0)[0])
 

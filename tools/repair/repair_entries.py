@@ -32,10 +32,10 @@ from ...store.codec.run import (
     FLAG_CONDITIONAL,
     HEADER,
     HEADER_BYTES,
+    PackedRun,
     Run,
     RunKind,
     RunLimits,
-    pack_messages,
 )
 from ...store.config import MIB
 from ...store.env.environment import Environment
@@ -238,7 +238,7 @@ def mend_ledger(
             count = min(_FILLED_AT_ONCE, limit - start)
             filled = np.fromiter((dues.get(start + at, base_ms) for at in range(count)), np.int64, count)
             key = run_key(ledger_id, start)
-            changes[key] = bytes(pack_messages(key, base_ms, filled, [b""] * count))
+            changes[key] = bytes(PackedRun(base_ms, filled, [b""] * count).sealed(key))
     for key, change in changes.items():
         if change is None:
             transaction.raw.delete(key)

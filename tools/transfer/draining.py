@@ -37,7 +37,6 @@ from ...store.codec.format import PartitionState
 from ...store.env.environment import Environment
 from ...store.errors import ConsumerBusy, CorruptEntry, DuelogError, InvalidArgument
 from ...store.log.scan import RunFinder
-from ...store.message import MAX_DUE_MS
 from ...store.names import TopicName
 from ...store.position import MessageId
 
@@ -86,9 +85,7 @@ def pending_entries(engine: Engine, topic: TopicName, at_once: int) -> Iterator[
         log = partition.log(state.topic_id)
         if log is None:
             continue
-        entries, dues = unfired(
-            engine.storage.main, partition, state.topic_id, log.ledger_id, log.ledger.entries, 0, MAX_DUE_MS + 1
-        )
+        entries, dues = unfired(engine.storage.main, log)
         order = np.argsort(entries)
         entries, dues = entries[order], dues[order]
         for at in range(0, len(entries), at_once):

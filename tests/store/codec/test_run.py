@@ -25,7 +25,6 @@ from duelog.store.codec.run import (
     fields_of_message,
     pack_groups,
     pack_markers,
-    pack_messages,
     seal_run,
     set_apart,
     whole_value,
@@ -51,7 +50,7 @@ def messages(
     dues = np.array(offsets, dtype=np.int64) + base_ms
     count = len(bodies)
     replaced = (np.arange(1000, 1000 + count, dtype=np.uint64), np.arange(count, dtype=np.uint32))
-    return key, bytes(pack_messages(key, base_ms, dues, bodies, replaced if conditional else None))
+    return key, bytes(PackedRun(base_ms, dues, bodies, replaced if conditional else None).sealed(key))
 
 
 @given(ADDRESS, BASE, BODIES, st.booleans(), st.data())
@@ -182,7 +181,7 @@ def test_a_dropped_body_is_none_and_moves_no_other() -> None:
 def test_the_run_of_a_single_send_is_a_run_like_any(offset: int, base_ms: int, body: bytes, early: bool) -> None:
     """It is packed in a way of its own, to the same bytes."""
     key = run_key(7, 3)
-    many = pack_messages(key, base_ms, np.array([base_ms + offset]), [body], early=early)
+    many = PackedRun(base_ms, np.array([base_ms + offset]), [body], early=early).sealed(key)
     assert seal_run(key, fields_of_message(base_ms, base_ms + offset, body, early=early), [body]) == many
 
 
@@ -350,7 +349,7 @@ KEY = partial(run_key, 7)
 def packed(first: int, base_ms: int, messages: Messages, *, early: bool = False, ledger_id: int = 7) -> bytearray:
     """The run of messages of (ms after the base, body)."""
     dues = base_ms + np.array([due for due, _ in messages], dtype=np.int64)
-    return pack_messages(run_key(ledger_id, first), base_ms, dues, [body for _, body in messages], early=early)
+    return PackedRun(base_ms, dues, [body for _, body in messages], early=early).sealed(run_key(ledger_id, first))
 
 
 def whole_runs(values: Sequence[bytes | bytearray], first: int = 0) -> list[WholeRun]:
@@ -409,7 +408,7 @@ def test_single_messages_with_bases_of_their_own_get_the_earliest(dues: list[int
     if max(dues) - base_ms > MAX_DUE_SPAN_MS:
         assert found == [(KEY(at), value, 1) for at, value in enumerate(values)]
     else:
-        expected = pack_messages(KEY(0), base_ms, np.array(dues, dtype=np.int64), bodies, early=early)
+        expected = PackedRun(base_ms, np.array(dues, dtype=np.int64), bodies, early=early).sealed(KEY(0))
         assert [(key, bytes(value), count) for key, value, count in found] == [(KEY(0), bytes(expected), len(dues))]
 
 

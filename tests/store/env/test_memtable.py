@@ -29,7 +29,7 @@ from duelog.store.codec.format import (
     sequence_prefix,
     unseal,
 )
-from duelog.store.codec.run import Run, RunLimits, pack_messages
+from duelog.store.codec.run import PackedRun, Run, RunLimits
 from duelog.store.codec.run_lengths import ScatteredBatch, WholeRun
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import (
@@ -77,7 +77,9 @@ def opened(tmp_path: Path, memtable: Memtable) -> Iterator[Environment]:
 def add(memtable: Memtable, ledger_id: int, first: int, count: int) -> None:
     """Messages that say their entry ids."""
     dues = np.arange(count, dtype=np.int64)
-    value = pack_messages(run_key(ledger_id, first), 0, dues, [b"%d" % entry for entry in range(first, first + count)])
+    value = PackedRun(0, dues, [b"%d" % entry for entry in range(first, first + count)]).sealed(
+        run_key(ledger_id, first)
+    )
     memtable.view.add_run(ledger_id, WholeRun(first, first + count, value))
 
 

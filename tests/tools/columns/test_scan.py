@@ -18,7 +18,7 @@ from duelog.partitions.timespan import directory_name
 from duelog.store.codec import format as fmt
 from duelog.store.codec.body import decode_body
 from duelog.store.codec.format import run_key
-from duelog.store.codec.run import Run, pack_messages
+from duelog.store.codec.run import PackedRun, Run
 from duelog.store.env.environment import Environment
 from duelog.store.errors import BrokenInvariant, DamagedStore, InvalidArgument
 from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, read_bodies, scan_messages
@@ -266,7 +266,7 @@ def pieces(bodies: list[bytes], cuts: list[int], damaged: set[int]) -> list[Piec
             continue
         key = run_key(1, start)
         part = bodies[start:limit]
-        value = bytearray(pack_messages(key, 0, np.arange(start, limit), part))
+        value = bytearray(PackedRun(0, np.arange(start, limit), part).sealed(key))
         at = len(value) - sum(map(len, part))
         for number, body in enumerate(part):
             if start + number in damaged and body:
