@@ -107,13 +107,6 @@ class Placed(NamedTuple):
     message_id: MessageId
 
 
-class Place(NamedTuple):
-    """A log of a partition that messages go into, which has an append lease."""
-
-    partition: Partition
-    log: PartitionLog
-
-
 @dataclass(eq=False, repr=False)
 class PendingEntries:
     """The entries of a store's partition logs, as far as they may still fire. Thread-safe."""
@@ -336,17 +329,20 @@ class PendingEntries:
 
     # -- what takes the place of others --------------------------------------------------------------
 
-    def place(self, held: Held, topic_id: int, due_ms: int, now_ms: int) -> Place | None:
-        """Where messages of a topic that are due then go, until `held` ends; None: into the main log, they are due."""
+    def place(self, held: Held, topic_id: int, due_ms: int, now_ms: int) -> PartitionLog | None:
+        """The log that messages of a topic which are due then go into, with an append lease until `held` ends.
+
+        None: they go into the main log, they are due.
+        """
         if due_ms <= now_ms:
             return None
         partition = self._partitions.begin_append(due_ms, now_ms, topic_id)
         if partition is None:
             raise BrokenInvariant(f"the partition of {due_ms} is closed before its end, now {now_ms}")
         held.ends.append(partial(self._partitions.end_append, partition))
-        return Place(partition, partition.log_to_append(topic_id, self._partitions.new_ledger))
+        return partition.log_to_append(topic_id, self._partitions.new_ledger)
 
-    def places(self, held: Held, new: Successors, now_ms: int) -> list[tuple[Place | None, list[int]]]:
+    def places(self, held: Held, new: Successors, now_ms: int) -> list[tuple[PartitionLog | None, list[int]]]:
         """The place of each message, as `place`, and the rows that go there."""
         rows_of: dict[int, list[int]] = {}
         for row in new.bodies:
@@ -360,7 +356,7 @@ class PendingEntries:
     def append(
         self,
         transaction: Transaction,
-        place: Place | None,
+        place: PartitionLog | None,
         new: Successors,
         rows: Sequence[int],
         now_ms: int,
@@ -369,25 +365,18 @@ class PendingEntries:
         if not rows:
             return []
         if place is not None:
-            partition, log = place
-            first = self._append(transaction, partition, log, new, rows)
-            ids = [MessageId(log.ledger_id, first + at) for at in range(len(rows))]
-            return [Placed(partition.start_ms, message_id) for message_id in ids]
+            first = self._append(transaction, place, new, rows)
+            ids = [MessageId(place.ledger_id, first + at) for at in range(len(rows))]
+            return [Placed(place.partition.start_ms, message_id) for message_id in ids]
         dues = np.array([new.dues[row] for row in rows], dtype=np.int64)
         segments = new.log.append_messages(transaction, dues, [new.bodies[row] for row in rows], now_ms)
         ids = [MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count)]
         return [Placed(IN_MAIN, message_id) for message_id in ids]
 
-    def _append(
-        self,
-        transaction: Transaction,
-        partition: Partition,
-        log: PartitionLog,
-        new: Successors,
-        rows: Sequence[int],
-    ) -> int:
+    def _append(self, transaction: Transaction, log: PartitionLog, new: Successors, rows: Sequence[int]) -> int:
         """Append messages to one log; the first entry id."""
-        rows_there, start_ms = transaction.to(partition.start_ms, partition.memtable), partition.start_ms
+        partition, start_ms = log.partition, log.partition.start_ms
+        rows_there = transaction.to(start_ms, partition.memtable)
         _, dues, bodies, olds, passing = new
         ids = [olds.get(row, _NOTHING)[0] for row in rows]
         if len(rows) == 1:

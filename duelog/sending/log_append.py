@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from duelog.partitions.partition import Partition, PartitionLog, StagedLog
+from duelog.partitions.partition import PartitionLog, StagedLog
 from duelog.store.codec.bodies import Bodies
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.codec.run import Int64s, RunLimits
@@ -85,25 +85,22 @@ def at_places(also: Also, places: range) -> GroupAlso:
 
 
 class Part(NamedTuple):
-    """Messages of one topic for one log; `partition` None: for the main log."""
+    """Messages of one topic for one log; None: for the main log."""
 
     topic: TopicState
-    partition: Partition | None
     log: PartitionLog | None
     dues: Int64s
     messages: Sequence[bytes] | PackedMessages
-    entries: int
 
 
 class DelayedBatch(NamedTuple):
     """Messages for logs of time partitions: groups (start_ms, start, limit) of them, one for each log.
 
-    topics, partitions, logs: of each group; log None says that its partition has closed: they are due.
+    topics, logs: of each group; log None says that its partition has closed: they are due.
     """
 
     groups: Sequence[tuple[int, int, int]]
     topics: Sequence[TopicState]
-    partitions: Sequence[Partition | None]
     logs: Sequence[PartitionLog | None]
     dues: Int64s
     bodies: Bodies
@@ -117,12 +114,8 @@ class DelayedBatch(NamedTuple):
         """Each group, packed as runs."""
         dues, bodies, parts = self.dues, self.bodies, []
         packed = PackedMessages.each(dues, bodies, self.groups, limits)
-        groups = zip(self.topics, self.partitions, self.logs, self.groups, packed, strict=True)
-        for topic, partition, log, (_, low, high), messages in groups:
-            if log is None:
-                parts.append(Part(topic, None, None, dues[low:high], bodies[low:high], high - low))
-            else:
-                parts.append(Part(topic, partition, log, messages.dues, messages, high - low))
+        for topic, log, (_, low, high), messages in zip(self.topics, self.logs, self.groups, packed, strict=True):
+            parts.append(Part(topic, log, dues[low:high], bodies[low:high] if log is None else messages))
         return parts
 
 
@@ -132,9 +125,8 @@ class ScatteredAppend:
     A row for each log would cost some 90 us of Python a log. REQUIRES: append leases until it is decided.
     """
 
-    def __init__(self, delayed: DelayedBatch, partitions: Sequence[Partition], logs: Sequence[PartitionLog]) -> None:
+    def __init__(self, delayed: DelayedBatch, logs: Sequence[PartitionLog]) -> None:
         self._topics = list(dict.fromkeys(delayed.topics))
-        self._partitions = partitions
         self._logs = logs
         self._dues = [delayed.dues[low:high] for _, low, high in delayed.groups]
         ledgers = [log.ledger_id for log in logs]
@@ -150,22 +142,22 @@ class ScatteredAppend:
             return None
         if apart and is_large(largest_group(delayed.bodies, delayed.groups), delayed.size):
             return None
-        partitions = [partition for partition in delayed.partitions if partition is not None]
         logs = [log for log in delayed.logs if log is not None]
-        if not len(partitions) == len(logs) == len(delayed.groups):
+        if len(logs) < len(delayed.groups) or not fits_runs(delayed.bodies, delayed.groups, limits):
             return None
-        return cls(delayed, partitions, logs) if fits_runs(delayed.bodies, delayed.groups, limits) else None
+        return cls(delayed, logs)
 
     def __call__(self, group: WriteBatch) -> Segments:
         refuse_deleted(self._topics)
         batch, firsts = self._batch, []
-        for partition, log, dues in zip(self._partitions, self._logs, self._dues, strict=True):
+        for log, dues in zip(self._logs, self._dues, strict=True):
             if log.registered:
                 firsts.append(group.stage(log, StagedLog).took(dues))
             else:
+                partition = log.partition
                 firsts.append(partition.take(group.to(partition.start_ms, partition.memtable), log, dues))
         batch.place(firsts)
-        group.add_batch(batch, [partition.memtable for partition in self._partitions])
+        group.add_batch(batch, [log.partition.memtable for log in self._logs])
         return list(zip(batch.ledger_ids, firsts, batch.counts, strict=True))
 
 

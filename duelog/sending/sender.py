@@ -225,9 +225,7 @@ class Sender:
             group.spread = spread
             ids = MessageIds(self._write(group, parts, messages.now_ms), order)
             if also is not None:
-                starts = {
-                    log.ledger_id: partition.start_ms for _, partition, log, _, _, _ in parts if partition and log
-                }
+                starts = {log.ledger_id: log.partition.start_ms for _, log, _, _ in parts if log is not None}
                 also(group, Stored(ids, starts))
             return ids
 
@@ -259,8 +257,7 @@ class Sender:
             batch = batch.rows(order)
         bodies = Bodies.of(batch.bodies)
         parts = [
-            Part(topics[owner], None, None, batch.dues[low:high], bodies[low:high], high - low)
-            for owner, low, high in direct_groups
+            Part(topics[owner], None, batch.dues[low:high], bodies[low:high]) for owner, low, high in direct_groups
         ]
         ahead = len(direct)
         delayed_batch = None
@@ -283,30 +280,26 @@ class Sender:
             topic_ids.setdefault(start_ms, []).append(topics[owner].topic_id)
         partitions = self._partitions.begin_appends(list(topic_ids), now_ms, list(topic_ids.values()))
         held.ends.append(partial(self._partitions.end_appends, partitions))
-        found: list[Partition | None] = []
         logs: list[PartitionLog | None] = []
         for partition, ids in zip(partitions, topic_ids.values(), strict=True):
-            found += [partition] * len(ids)
-            logs += self._logs(partition, ids)
+            if partition is None:
+                logs += [None] * len(ids)
+            else:
+                logs += partition.logs_to_append(ids, self._partitions.new_ledger)
         cuts = [(start_ms, low, high) for start_ms, _, low, high in groups]
-        return DelayedBatch(cuts, [topics[owner] for _, owner, _, _ in groups], found, logs, dues, bodies)
-
-    def _logs(self, partition: Partition | None, topic_ids: Sequence[int]) -> Sequence[PartitionLog | None]:
-        if partition is None:
-            return [None] * len(topic_ids)
-        return partition.logs_to_append(topic_ids, self._partitions.new_ledger)
+        return DelayedBatch(cuts, [topics[owner] for _, owner, _, _ in groups], logs, dues, bodies)
 
     def _write(self, group: WriteBatch, parts: Sequence[Part], now_ms: int) -> list[Segment]:
         """Append the parts of a batch in a group."""
         written: list[Segment] = []
-        for topic, partition, log, dues, messages, count in parts:
+        for topic, log, dues, messages in parts:
             refuse_deleted((topic,))
-            if partition is None or log is None:
+            if log is None:
                 written += topic.log.append_messages(group.main, dues, messages, now_ms)  # type: ignore[arg-type]
                 continue
-            rows = group.to(partition.start_ms, partition.memtable)
-            first = partition.add(rows, log, dues, messages, self._run_limits)
-            written.append(Segment(log.ledger_id, first, count))
+            rows = group.to(log.partition.start_ms, log.partition.memtable)
+            first = log.partition.add(rows, log, dues, messages, self._run_limits)
+            written.append(Segment(log.ledger_id, first, len(dues)))
         return written
 
     def send_one(

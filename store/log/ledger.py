@@ -58,31 +58,30 @@ class Ledger:
         """Latest due time of a main log's messages that were not due when they were appended; 0: all were."""
 
 
-class PackedMessages:
+class PackedMessages(NamedTuple):
     """Messages for a log in runs that want nothing but their keys: packed before they are appended, by any thread."""
 
-    __slots__ = ("count", "dues", "runs")
-
-    def __init__(self, dues: Int64s, bodies: Bodies, base_ms: int, limits: RunLimits) -> None:
-        """Due times lie within [base_ms, base_ms + MAX_DUE_SPAN_MS]."""
-        self.dues = dues
-        self.count = len(bodies)
-        ranges = _ranges(dues, bodies, base_ms, limits)
-        self.runs = [PackedRun(base_ms, dues[start:limit], bodies[start:limit]) for start, limit in ranges]
+    dues: Int64s
+    runs: list[PackedRun]
 
     @classmethod
     def each(
         cls, dues: Int64s, bodies: Bodies, groups: Sequence[tuple[int, int, int]], limits: RunLimits
     ) -> "list[PackedMessages]":
-        """Pack groups (base_ms, start, limit) of rows, which follow each other from 0 on."""
-        if not fits_runs(bodies, groups, limits) or len(groups) == 1:
-            return [cls(dues[start:limit], bodies[start:limit], base_ms, limits) for base_ms, start, limit in groups]
-        found = []
-        for (_, start, limit), run in zip(groups, pack_groups(dues, bodies, groups), strict=True):
-            messages = cls.__new__(cls)
-            messages.dues, messages.count, messages.runs = dues[start:limit], limit - start, [run]
-            found.append(messages)
-        return found
+        """Pack groups (base_ms, start, limit) of rows, which follow each other from 0 on.
+
+        Due times of each lie within [base_ms, base_ms + MAX_DUE_SPAN_MS].
+        """
+        if len(groups) > 1 and fits_runs(bodies, groups, limits):
+            runs = [[run] for run in pack_groups(dues, bodies, groups)]
+        else:
+            runs = [_packed(dues[low:high], bodies[low:high], base_ms, limits) for base_ms, low, high in groups]
+        return [cls(dues[low:high], packed) for (_, low, high), packed in zip(groups, runs, strict=True)]
+
+
+def _packed(dues: Int64s, bodies: Bodies, base_ms: int, limits: RunLimits) -> list[PackedRun]:
+    ranges = _ranges(dues, bodies, base_ms, limits)
+    return [PackedRun(base_ms, dues[start:limit], bodies[start:limit]) for start, limit in ranges]
 
 
 def insert_messages(

@@ -122,7 +122,8 @@ def test_messages_packed_before_the_commit_are_stored_as_any(batches: list[list[
         packed = []
         for number, bodies in enumerate(batches):
             dues = np.arange(len(bodies), dtype=np.int64) + 100 * number
-            packed.append((dues, Bodies(bodies), PackedMessages(dues, Bodies(bodies), 0, LIMITS)))
+            (messages,) = PackedMessages.each(dues, Bodies(bodies), [(0, 0, len(bodies))], LIMITS)
+            packed.append((dues, Bodies(bodies), messages))
 
         def work(transaction: Transaction) -> None:
             for dues, bodies, messages in packed:
