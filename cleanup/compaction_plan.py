@@ -184,7 +184,6 @@ def can_be_thinned(run: Run) -> bool:
 def mask(entries: BitMap, run: Run) -> npt.NDArray[np.bool_]:
     """Which entries of a run are in `entries`."""
     mask = np.zeros(run.count, dtype=np.bool_)
-    window = BitMap()
-    window.add_range(run.first_entry, run.limit)
+    window = BitMap(range(run.first_entry, run.limit))
     mask[np.frombuffer((entries & window).to_array(), dtype=np.uint32) - np.uint32(run.first_entry)] = True
     return mask

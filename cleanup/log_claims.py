@@ -104,22 +104,17 @@ def needed(claims: LogClaims, tail: int, conditional: BitMap | None) -> BitMap:
     conditional: the log's conditional entries; None: not all its runs can be read. REQUIRES: the partition is closed,
     so that what has no marker will never get one.
     """
+    every = BitMap(range(tail))
     if claims.topic is None or claims.frontier.released:
-        return claims.quarantined & _all(tail)
+        return claims.quarantined & every
     needs = (claims.marked - claims.acknowledged) | claims.quarantined
     never = claims.cancelled.copy()
     if conditional is not None:
         never |= conditional - claims.admitted
-    firing = tail - len(never & _all(tail))
+    firing = tail - len(never & every)
     if not claims.complete or conditional is None or firing != claims.frontier.fired:
-        needs |= _all(tail) - never - claims.acknowledged
-    return needs & _all(tail)
-
-
-def _all(tail: int) -> BitMap:
-    entries = BitMap()
-    entries.add_range(0, tail)
-    return entries
+        needs |= every - never - claims.acknowledged
+    return needs & every
 
 
 def _claims(raw: Reads, topic_id: int, topic: str | None, frontier: FrontierRecord, log: "_MainLog") -> LogClaims:
@@ -216,12 +211,11 @@ def acknowledged_by_all(
         elif cursor.ledger_id == ledger_id:
             positions.add_range(0, min(cursor.next_entry, tail))
         acknowledged = positions if acknowledged is None else acknowledged & positions
-    return BitMap() if acknowledged is None else acknowledged & _all(tail)
+    return BitMap() if acknowledged is None else acknowledged & BitMap(range(tail))
 
 
 def _quarantined(raw: Reads, ledger_id: int) -> BitMap:
-    first, limit = fmt.quarantine_key(ledger_id, 0), fmt.quarantine_key(ledger_id + 1, 0)
-    return BitMap(fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(Table.SET_ASIDE), first, limit))
+    return BitMap(fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.block_prefix(Table.SET_ASIDE, ledger_id)))
 
 
 def bitmap_of(ids: npt.NDArray[np.integer]) -> BitMap:

@@ -30,11 +30,9 @@ class LedgerList(Protocol):
 
     def entries_of(self, ledger_id: int) -> int | None:
         """Committed number of entries; None if there is no such ledger (it was trimmed or never existed)."""
-        ...
 
     def following(self, ledger_id: int) -> int | None:
         """The least ledger id over ``ledger_id``, which may be any number; None if there is none."""
-        ...
 
 
 class AckChanges(NamedTuple):

@@ -51,21 +51,18 @@ class LogReader(Protocol):
         A reader may pass over a message and return it later, from before ``start``; it returns each message once
         until a seek. If it raises, it has returned nothing.
         """
-        ...
 
     def read_at(self, positions: Sequence[Position]) -> tuple[ReceivedMessages, Position | None]:
         """The messages at these ascending positions in the same order, without those that cannot be read.
 
         They end before the first that is not on this machine, whose position is returned with them.
         """
-        ...
 
     def unseen(self, start: Position, limit: Position) -> Mapping[int, BitMap]:
         """Entries before ``limit``, by ledger id, that were not returned because they are, or were, not due yet.
 
         ``start`` is where the next ``read`` begins. No bitmap is empty.
         """
-        ...
 
 
 def _whole(method: Callable[Concatenate[Dispatcher, P], T]) -> Callable[Concatenate[Dispatcher, P], T]:

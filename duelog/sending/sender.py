@@ -103,19 +103,16 @@ class Sender:
         """
         if not len(batch):
             return MessageIds.run(0, 0, 0)
+        ids: list[MessageIds] = []
         with Held() as held:
             self.within_quota(held, [topic], None, batch.dues, now_ms)
-            return self._send_pieces(topic, batch, now_ms, also)
-
-    def _send_pieces(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None) -> MessageIds:
-        ids: list[MessageIds] = []
-        for start, limit in self.pieces(batch, 0 if also is None else _ALSO_BYTES):
-            piece = batch if limit - start == len(batch) else batch.part(start, limit)
-            extra = None if also is None else at_places(also, range(start, limit))
-            with Held() as leases:
-                ids.append(self.write(self._work(leases, AddressedBatch([topic], None, piece, now_ms), extra)))
-            self._policies.stored(topic.name, piece.overridden)
-            topic.count_sent(len(piece))
+            for start, limit in self.pieces(batch, 0 if also is None else _ALSO_BYTES):
+                piece = batch if limit - start == len(batch) else batch.part(start, limit)
+                messages = AddressedBatch([topic], None, piece, now_ms)
+                with Held() as leases:
+                    work = self._work(leases, messages, None if also is None else at_places(also, range(start, limit)))
+                    ids.append(self.write(work))
+                self.count_sent(messages)
         return ids[0] if len(ids) == 1 else MessageIds.joined(ids)
 
     def within_quota(

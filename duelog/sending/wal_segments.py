@@ -127,15 +127,12 @@ class LogFollower(Protocol):
 
     def appended(self, group: RawGroup) -> None:
         """A group was appended."""
-        ...
 
     def drain(self) -> None:
         """Nothing is appended any more, and the segments are about to go."""
-        ...
 
     def end(self) -> None:
         """The log is closed."""
-        ...
 
 
 class WalSegments:

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 from duelog.store.clock import Monitor
 from duelog.store.errors import ClosedError, ResourceShortage
 from duelog.store.listener import call_supplied
-from duelog.store.names import TopicName
 
 
 class TopicEvent(NamedTuple):
@@ -72,15 +71,8 @@ class TopicEvents:
 
         return end
 
-    def created(self, name: TopicName, topic_id: int) -> None:
-        """A commit has created a topic. For the leader, in commit order."""
-        self._note(TopicEvent("created", str(name), topic_id))
-
-    def deleted(self, name: TopicName, topic_id: int) -> None:
-        """A commit has deleted a topic. For the leader, in commit order."""
-        self._note(TopicEvent("deleted", str(name), topic_id))
-
-    def _note(self, event: TopicEvent) -> None:
+    def note(self, event: TopicEvent) -> None:
+        """A commit has created or deleted a topic. For the leader, in commit order."""
         with self._condition.lock:
             for entry in self._registered:
                 entry.waiting.append(event)

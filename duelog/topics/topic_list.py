@@ -22,7 +22,7 @@ from duelog.store.names import TopicName
 from duelog.store.position import BEFORE_FIRST, Position
 from duelog.store.timer_queue import TimerQueue
 
-from .topic_events import TopicEvents
+from .topic_events import TopicEvent, TopicEvents
 from .topic_state import FOR_EVER_MS, KEEPER, PAUSED, SubscriptionState, TopicState
 
 
@@ -135,7 +135,7 @@ class Topics:
         if transaction.get(fmt.topic_key(str(name))) is not None:
             return False
         topic_id = catalog.add_topic(transaction, str(name), now_ms).topic_id
-        transaction.after_commit(lambda: self._events.created(name, topic_id))
+        transaction.after_commit(lambda: self._events.note(TopicEvent("created", str(name), topic_id)))
         return True
 
     def get_or_create_all(self, names: Sequence[TopicName], now_ms: int) -> list[TopicState]:

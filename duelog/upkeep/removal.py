@@ -15,7 +15,7 @@ from duelog.store.log import catalog
 from duelog.store.policy import policy_records
 from duelog.store.policy.policy_records import Scope
 
-from ..topics.topic_events import TopicEvents
+from ..topics.topic_events import TopicEvent, TopicEvents
 from ..topics.topic_list import Topics, TrimAgenda
 from ..topics.topic_state import TopicState
 from .maintenance import Maintenance
@@ -44,7 +44,7 @@ class Removal:
 
             def deleted() -> None:
                 topic.deleted = True
-                self._events.deleted(topic.name, topic.topic_id)
+                self._events.note(TopicEvent("deleted", str(topic.name), topic.topic_id))
 
             def work(transaction: Transaction) -> tuple[list[int], bool, list[int]]:
                 transaction.after_commit(deleted)

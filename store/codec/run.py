@@ -448,9 +448,7 @@ class Run:
 
     def raw_body(self, index: int) -> bytes:
         """The bytes of the body at `index` as far as they are there, unverified: for repair."""
-        ends = self.ends()
-        start = int(ends[index - 1]) if index else 0
-        return bytes(self._region(start, max(start, int(ends[index]))))
+        return bytes(self.body_region(index, index + 1)[2])
 
     def body_checksums(self) -> UInt32s:
         """The checksum of each body (a view). REQUIRES: kind is MESSAGES."""

@@ -218,11 +218,6 @@ class Publication:
         self.position: int | None = None
         """The place of the last group of the log; None: another process writes it."""
 
-    def refuse_torn(self) -> None:
-        """Raise StoreFailed where memtables may have a part of a group. REQUIRES: the lock is held."""
-        if self.torn:
-            raise self.failed or StoreFailed(Path("wal"), "a group was broken off while memory was told of it")
-
 
 class Memtable:
     """The unapplied rows of one environment, which need not be open. Rows are added by who holds `publishing`."""
@@ -411,7 +406,8 @@ def _stored(raw: lmdb.Transaction, key: bytes) -> Fields:
 def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
     """Have a write transaction store what the memtable holds and it has not stored yet. Raises StoreFailed."""
     with memtable.publishing:  # all of a group, or nothing
-        memtable.publication.refuse_torn()
+        if (publication := memtable.publication).torn:
+            raise publication.failed or StoreFailed(Path("wal"), "a group was broken off while memory was told of it")
         position = memtable.position
         records, runs_by_ledger = applied.records(), list(applied.rows())
     if not (records or runs_by_ledger):
