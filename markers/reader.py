@@ -46,7 +46,7 @@ class MessageMaker:
     bytes: what stands before the payload is decoded for the first of them, and compared for the others.
     """
 
-    __slots__ = ("_head", "_head_bytes", "_made", "_payloads", "_publish_ms", "_published", "_size")
+    __slots__ = ("_head", "_head_bytes", "_made", "_payloads", "_publish_ms", "_published", "_size", "limit")
 
     def __init__(self, topic: str, subscription: str) -> None:
         self._made = ReceivedMessages(topic, subscription)
@@ -56,6 +56,8 @@ class MessageMaker:
         self._head_bytes = self._publish_ms = 0
         self._size = -1
         """Size of the last bare body that was decoded."""
+        self.limit: int | None = None
+        """The first slot whose message is away; None: there is none."""
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -100,12 +102,11 @@ class MessageMaker:
         self._published[slot] = publish_ms
         self._payloads[slot] = payload
 
-    def messages(self, limit: int | None = None) -> ReceivedMessages:
+    def messages(self) -> ReceivedMessages:
         """Those that were made, in slots before `limit`."""
-        payloads = self._payloads if limit is None else self._payloads[:limit]
-        if limit is None and None not in payloads:
+        if self.limit is None and None not in self._payloads:
             return self._made
-        return self._made.pick([slot for slot, payload in enumerate(payloads) if payload is not None])
+        return self._made.pick([slot for slot, each in enumerate(self._payloads[: self.limit]) if each is not None])
 
 
 def _ttl_ms(ttl_ms: object) -> int:
@@ -197,7 +198,7 @@ class MainLogReader:
             messages = batch.messages()
             passed_over |= over
             if batch.limit is not None:
-                following = position_at(batch.maker.place(batch.limit))
+                following = position_at(batch.place(batch.limit))
             if messages or batch.limit is not None or not batch.gone:
                 break
             start, looked_at = following, max(max_entries, min(looked_at * 4, _LOOKED_AT_ONCE))
@@ -260,7 +261,7 @@ class MainLogReader:
             for ledger_id in sorted(by_ledger):
                 self._collect(finder, batch, ledger_id, by_ledger[ledger_id])
         messages = batch.messages()
-        return messages, None if batch.limit is None else position_at(batch.maker.place(batch.limit))
+        return messages, None if batch.limit is None else position_at(batch.place(batch.limit))
 
     def _collect(self, finder: RunFinder, batch: _Batch, ledger_id: int, wanted: BitMap) -> None:
         while wanted:
@@ -338,7 +339,7 @@ class MainLogReader:
             else:
                 if run is None:
                     reason = f"marker points at entry {ledger_id}:{entry_id}, which does not exist"
-                    self._quarantined_at(batch.maker.place(slots[at]), reason)
+                    self._quarantined_at(batch.place(slots[at]), reason)
                 else:
                     limit = bisect_left(targets, run.limit, limit)
                     first = run.first_entry
@@ -346,7 +347,7 @@ class MainLogReader:
 
     def _dangling(self, markers: _Markers, batch: _Batch, reason: str) -> None:
         for slot in np.sort(markers.slots).tolist():
-            self._quarantined_at(batch.maker.place(slot), reason)
+            self._quarantined_at(batch.place(slot), reason)
 
     def _quarantined_at(self, place: Place, reason: str) -> None:
         self.quarantine(CorruptEntry(self.main.name, *position_at(place), reason))
@@ -356,20 +357,15 @@ def _due_entries(run: Run, now_ms: int) -> BitMap:
     return BitMap((np.flatnonzero(run.dues() <= now_ms) + run.first_entry).tolist())
 
 
-class _Batch:
-    """Messages gathered in log order, some of them still to be resolved."""
+class _Batch(MessageMaker):
+    """Messages gathered in log order, some of them still to be resolved; complete once `messages` was called."""
 
     def __init__(self, reader: MainLogReader) -> None:
+        super().__init__(reader.topic, reader.subscription)
         self._reader = reader
-        self.maker = MessageMaker(reader.topic, reader.subscription)
         self.gone: list[Position] = []
-        """Positions whose messages do not exist any more; complete once `messages` was called."""
-        self.limit: int | None = None
-        """The first slot whose message is away, once `messages` was called; None: there is none."""
+        """Positions whose messages do not exist any more."""
         self._markers: dict[int, list[_Markers]] = {}
-
-    def __len__(self) -> int:
-        return len(self.maker)
 
     def add(self, run: Run, wanted: BitMap) -> None:
         """Take the entries `wanted` of a run, read inside the caller's transaction."""
@@ -383,19 +379,19 @@ class _Batch:
         if run.kind == RunKind.MARKERS:
             targets = run.targets()[at]
             before = run.target << 32
-            first = self.maker.reserve(places, [before | entry_id for entry_id in targets.tolist()], dues)
+            first = self.reserve(places, [before | entry_id for entry_id in targets.tolist()], dues)
             piece = _Markers(np.arange(first, first + len(places)), targets, dues[0])
             self._markers.setdefault(run.target, []).append(piece)
         else:
-            first = self.maker.reserve(places, places, dues)
+            first = self.reserve(places, places, dues)
             self.fill(run, at.tolist(), range(first, first + len(places)))
 
     def fill(self, run: Run, indices: Sequence[int], slots: Sequence[int]) -> None:
         """Make the messages of bodies of a run; unreadable ones are quarantined, dropped ones are `gone`."""
-        make = self.maker.make
+        make = self.make
         for index, slot, body in zip(indices, slots, run.body_views(indices), strict=True):
             if body is None:
-                self.gone.append(position_at(self.maker.place(slot)))
+                self.gone.append(position_at(self.place(slot)))
             elif isinstance(body, CorruptEntry):
                 self._reader.quarantine(body)
             else:
@@ -411,4 +407,4 @@ class _Batch:
             self._reader._resolve(self._markers, self)
         if self.gone:
             self._reader.gone(self.gone)
-        return self.maker.messages(self.limit)
+        return super().messages()

@@ -186,8 +186,8 @@ def delivers_what_has_expired(patch: Patch) -> None:
     """A message has no time to live of its own."""
     made = MessageMaker.messages
 
-    def received(maker: Any, limit: int | None) -> Any:
-        batch = made(maker, limit)
+    def received(maker: Any) -> Any:
+        batch = made(maker)
         batch.facts = {place: facts._replace(expires_ms=None) for place, facts in batch.facts.items()}
         return batch
 
@@ -245,8 +245,8 @@ def retries_for_everybody(patch: Patch) -> None:
     """A postponed message has no addressee."""
     made = MessageMaker.messages
 
-    def received(maker: Any, limit: int | None) -> Any:
-        batch = made(maker, limit)
+    def received(maker: Any) -> Any:
+        batch = made(maker)
         batch.facts = {place: facts._replace(addressee=None) for place, facts in batch.facts.items()}
         return batch
 
