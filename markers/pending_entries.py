@@ -35,6 +35,7 @@ from ..store.env.reader_gate import Reading
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
 from ..store.held import Held
+from ..store.listener import StoreListener, tell
 from ..store.log import catalog
 from ..store.log.ledger import Replaced
 from ..store.log.managed_ledger import ManagedLedger
@@ -399,7 +400,8 @@ class PendingEntries:
             cancellations.add(transaction, Table.CANCELLED, log.ledger_id, refused)
             pending -= len(refused)
         if pending:
-            transaction.after_commit(partial(self._firing.admitted, new.log.topic_id, pending))
+            listeners = self._storage.listeners
+            transaction.after_commit(partial(tell, listeners, StoreListener.admitted, new.log.topic_id, pending))
         return first
 
     def is_new(self, topic_id: int, due_ms: int, now_ms: int) -> bool:

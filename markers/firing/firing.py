@@ -104,10 +104,6 @@ class Firing:
         else:
             log.withdraw({each: due_ms for each, due_ms in zip(entries, dues, strict=True) if each in cancelled})
 
-    def admitted(self, topic_id: int, count: int) -> None:
-        """Messages that take the place of others are recorded. REQUIRES: called as their commit ends."""
-        tell(self._storage.listeners, StoreListener.admitted, topic_id, count)
-
     # -- firing ------------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
