@@ -141,9 +141,9 @@ class WriteBatch(Staging):
         self._after: list[Callable[[], object]] = []
         self._reading: ExitStack | None = None
         self._parts: list[Buffer] = []
-        """The rows as they are written."""
-        self._row_count = 0
-        self._more_weight = 0
+        """The rows as they are written, three parts each."""
+        self.weight = 0
+        """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
         self.bodies: dict[str, StagedBodies] = {}
         """By body file, what is appended to it before the group."""
         self.spread = 0
@@ -173,24 +173,19 @@ class WriteBatch(Staging):
     def add_row(self, kind: RowKind, start_ms: int, key: bytes, value: Buffer) -> None:
         """Add a row of one environment."""
         self._parts += (pack_row(kind, start_ms, len(key), len(value)), key, value)
-        self._row_count += 1
-
-    @property
-    def weight(self) -> int:
-        """Its rows, weighed by the time that reading them back takes: each log of a batch is half a row."""
-        return self._row_count + self._more_weight
+        self.weight += 1
 
     def add_batch(self, batch: ScatteredBatch, memtables: Iterable[Memtable]) -> None:
         """Store a batch of messages for several logs as one row; `memtables`: of each of its logs."""
         self.add_row(RowKind.BATCH, SEVERAL, b"", batch.value)
         self.runs += zip(memtables, batch.ledger_ids, repeat(batch))
         self.entries += sum(batch.counts)
-        self._more_weight += len(batch.counts) // 2
+        self.weight += len(batch.counts) // 2
 
     @property
     def content(self) -> GroupContent:
         """Its rows as they are written."""
-        return GroupContent(self._row_count, b"".join(self._parts), self._apart)
+        return GroupContent(len(self._parts) // 3, b"".join(self._parts), self._apart)
 
     def set_apart(self, directory: Path, ledger_id: int, key: bytes, value: Buffer) -> Buffer:
         """The value of a run for the log: of a large one without its bodies, which go to a file of their own.
@@ -230,7 +225,7 @@ class WriteBatch(Staging):
         publication = self._memtable.publication
         with publication.lock:  # all of a group, or nothing
             publication.torn = True
-            if self._row_count:
+            if self._parts:
                 publication.position = position
             for memtable, ledger_id, run in self.runs:
                 memtable.position = position
