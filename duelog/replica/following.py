@@ -78,6 +78,8 @@ class Standby:
         self._identity: tuple[bytes, int] | None = None
         self._log: ReplicaLog | None = None
         self._restoring: Restoring | None = None
+        self._hole: tuple[DuelogError, list[int], int, int] | None = None
+        """Why the log cannot be read on: the error, the manifests there are, a number, the hash of what is there."""
         self._seen_s = elapsed()
         """When the last object was seen first."""
 
@@ -177,18 +179,27 @@ class Standby:
             self._identity = store_object(self._bucket)
         if self._identity is None:
             return
-        for seq in reversed(self._bucket.manifests()):
+        manifests = self._bucket.manifests()
+        if self._hole is not None:
+            error, seen, number, content = self._hole
+            if manifests == seen and hash(self._bucket.read(number)) == content:
+                raise error  # all files would be fetched for the same answer
+        self._hole = None
+        for seq in reversed(manifests):
             self._forget()
+            log = None
             try:
                 manifest = read_manifest(self._bucket, seq)
                 log = ReplicaLog(self._bucket, self._identity[0], manifest)
                 restoring = Restoring(self._staged, log, self._identity)
                 restoring.begin()
-            except ReplicaDamaged as error:
-                if error.name.startswith("log/"):
-                    raise
-                _log.error("%s", error)
-                continue
+            except (ReplicaDamaged, ReplicaRefused) as error:
+                if isinstance(error, ReplicaDamaged) and not error.name.startswith("log/"):
+                    _log.error("%s", error)
+                    continue
+                if log is not None:
+                    self._hole = error, manifests, log.seq, hash(self._bucket.read(log.seq))
+                raise
             if log.before is None and log.seq > 1:  # nothing lies behind the files: the object before says who leads
                 log.before = read_object(self._bucket, log.seq - 1)._replace(raw=())
             self._log, self._restoring = log, restoring

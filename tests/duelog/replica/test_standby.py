@@ -276,18 +276,40 @@ def test_a_standby_lists_nothing_while_objects_come_one_by_one(bench: Bench, mon
     assert bench.waiting("two") == {b"%d" % number for number in range(8)}
 
 
-def test_a_standby_puts_no_fence_in_place_of_an_object_that_is_missing(bench: Bench) -> None:
-    """It says which one is missing, as long as no newer manifest makes up for it."""
+def test_a_standby_puts_no_fence_in_place_of_an_object_that_is_missing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which one is missing, as long as no newer manifest makes up for it, and fetches no file meanwhile.
+
+    Before, it fetched all files of the newest manifest twice a second.
+    """
     follower = bench.follow("two")
     for number in range(3):
         bench.ship(b"%d" % number)
     missing = bench.bucket.numbers()[-2]
+    content = bench.bucket.read(missing)
+    assert content is not None
     bench.bucket.delete([log_name(missing)])
     assert not follower.step()
     bench.pass_lease()
+    download, fetched = bench.bucket.download, list[str]()
+
+    def fetch(name: str) -> Iterator[bytes] | None:
+        fetched.append(name)
+        return download(name)
+
+    monkeypatch.setattr(bench.bucket, "download", fetch)
     with pytest.raises(ReplicaDamaged, match=log_name(missing)):
         follower.step()
-    assert bench.bucket.read(missing) is None
+    files = len(fetched)
+    assert files
+    with pytest.raises(ReplicaDamaged, match=log_name(missing)):
+        follower.step()
+    assert (bench.bucket.read(missing), len(fetched)) == (None, files)
+    bench.bucket.append(missing, content)
+    assert not follower.step()
+    bench.take_over(follower)
+    assert bench.waiting("two") == {b"0", b"1", b"2"}
 
 
 def test_a_standby_that_is_killed_begins_again(bench: Bench) -> None:
