@@ -188,7 +188,7 @@ class StoreConfig:
     run_bytes: size at which a run is cut, 1 KiB to 1 GiB; 256 KiB. A larger message is a run of its own.
     ship_ms: how long what is written may wait until it is put into `replica`; 1 s. Shorter loses less with the machine,
         and costs a put each time.
-    ship_bytes: it is put sooner once it is this much, 64 KiB to 256 MiB; 8 MiB.
+    ship_bytes: it is put sooner once it is this much, 64 KiB to 256 MiB; 4 MiB.
     lease_ms: for a store with a standby: how long it leads by the last object that it has put into `replica`, at the
         least one each third of that. The standby takes over once it has seen none for so long; this store refuses what
         writes (NotLeader) from 0.8 of it on. 10,000 is usual, and what `duelog serve --standby` takes. None: no standby
@@ -246,7 +246,7 @@ class StoreConfig:
     run_entries: int = _integer(192, 1, 65_535)
     run_bytes: int = _integer(256 * KIB, KIB, GIB)
     ship_ms: Milliseconds = _integer(1_000, 1, 3_600_000)
-    ship_bytes: int = _integer(8 * MIB, 64 * KIB, 256 * MIB)
+    ship_bytes: int = _integer(4 * MIB, 64 * KIB, 256 * MIB)
     lease_ms: OptionalMilliseconds = _integer(None, 1_000, 3_600_000, none=True)
     replicated_timeout_ms: Milliseconds = _integer(30_000, 1, 3_600_000)
     replica_keep_bytes: int = _integer(GIB, MIB, _INT64_MAX)
