@@ -139,10 +139,11 @@ def trash_before_record() -> None:
     """A partition's directory is moved to trash/ before its deletion is recorded."""
 
     def wrap(delete: Any) -> Any:
-        def move_first(path: Path, main: Any, partitions: Any, partition: Any) -> bool:
-            if partition.start_ms not in deletable(main):
+        def move_first(storage: Any, partition: Any) -> bool:
+            if partition.start_ms not in deletable(storage.main):
                 return False
-            wrong: bool = delete(path, _MovesFirst(main, path, partition.path.parent), partitions, partition)
+            main: Any = _MovesFirst(storage.main, storage.path, partition.path.parent)
+            wrong: bool = delete(replace(storage, main=main), partition)
             return wrong
 
         return move_first
