@@ -152,16 +152,18 @@ def test_a_full_log_holds_producers_back(
 ) -> None:
     """While one segment is applied by threads of the store the next one is written, and no third."""
     store = open_store(tmp_path / "busy", replace(CONFIG, background=True))
-    go, waits = threading.Event(), threading.Event()
+    go, waits, applying = threading.Event(), threading.Event(), threading.Event()
     sent: list[MessageId] = []
     finish = Checkpoint.finish
 
     def hold() -> None:
         if isinstance(threading.current_thread(), threading._DummyThread):  # one of those that apply
+            applying.set()
             assert go.wait(30)
 
     def finishing(self: Checkpoint) -> None:
         if threading.current_thread() is thread:
+            assert applying.wait(30)  # else the producer would apply what no thread has begun with
             waits.set()
         finish(self)
 
