@@ -94,7 +94,7 @@ class Successors(NamedTuple):
     passing: AbstractSet[int] = frozenset()
 
     def olds_by_partition(self) -> dict[Partition | None, list[MessageId]]:
-        """What is to be cancelled, by the partition that it is known to be in."""
+        """List the messages to be cancelled, by the partition that each is known to be in."""
         by_partition: dict[Partition | None, list[MessageId]] = {}
         for old, partition in self.olds.values():
             by_partition.setdefault(partition, []).append(old)
