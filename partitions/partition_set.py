@@ -597,9 +597,9 @@ class PartitionSet:
             walk=partition.walked != partition.path,
         )
         try:
-            partition.walked = environment.path
             with environment.read() as raw:
                 if not environment.is_vacant:
+                    partition.walked = environment.path
                     partition.verify_identity(self._store_id, raw)
                 refuse_ahead(environment.path, raw, self._publication.position)
         except BaseException:
@@ -673,7 +673,7 @@ class PartitionSet:
         )
 
         def made() -> None:
-            partition.vacant = False
+            partition.vacant, partition.walked = False, partition.path
             self._set_apart(partition)  # from now on it may have bodies that no other place has
 
         return NewPartition(self._path, partition.path, info, made)

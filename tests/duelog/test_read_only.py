@@ -12,10 +12,12 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
 from duelog.errors import FormatMismatch, UnknownTopic
+from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.codec import format as fmt
 from duelog.store.env.body_file import body_files
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
+from duelog.store.files import pages
 from duelog.store.log import catalog
 from duelog.store.wal.segment import numbers_in
 from duelog.tools.store_check import environments
@@ -79,6 +81,31 @@ def test_a_reader_sees_topics_and_messages_that_came_after_it_opened(path: Path)
         writer.do("subscribe", "a", "mailer")
         assert topic.subscriptions() == ["mailer"]
         assert [found.name for found in store.topics()] == [topic.name]
+
+
+def test_a_reader_walks_the_pages_of_a_day_that_was_vacant_when_it_first_looked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a day without a file for one that it had looked at."""
+    config = StoreConfig(partition_ms=HOUR_MS, max_open_partitions=1)
+    walked, refuse_broken = set[Path](), pages.refuse_broken
+
+    def walk(directory: Path) -> pages.DataFile:
+        walked.add(directory)
+        return refuse_broken(directory)
+
+    with (
+        WritingProcess(path) as writer,
+        DelayedStore.open(path, config, clock=ManualClock(START_MS), read_only=True) as store,
+    ):
+        writer.send("a", "x", HOUR_MS, 2 * HOUR_MS)
+        topic = store.topic("a")
+        assert len(list(topic.scheduled())) == 2
+        writer.do("advance", CHECKPOINT_MS)
+        monkeypatch.setattr(pages, "refuse_broken", walk)
+        assert len(list(topic.scheduled())) == 2
+        assert walked == {file.parent for file in (path / "partitions").rglob("data.mdb")}
+        assert len(walked) == 2
 
 
 def test_what_has_fired_is_no_longer_scheduled_for_a_reader(path: Path) -> None:
