@@ -9,18 +9,22 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pyroaring import BitMap
 
 from duelog.delayed_store import DelayedStore
 from duelog.engine import Engine, open_engine
 from duelog.opening import stored_span_ms
+from duelog.partitions.cancellations import members
 from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
+from duelog.store.codec.format import Table
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.config import StoreConfig
-from duelog.store.errors import CorruptEntry, DuelogError, ReplicaRefused
+from duelog.store.errors import CorruptEntry, DuelogError, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, move_away, remove_tree, write_file
 from duelog.store.log import catalog
 from duelog.store.message import Message
@@ -53,6 +57,8 @@ def set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
     """
     try:
         messages = _unshipped(path, _end_of(bucket, epoch))
+    except ReplicaUnreachable:
+        raise  # what was not shipped is known once the bucket answers
     except (DuelogError, LogLost) as error:
         _log.error("%s: what was not shipped cannot be read: %s", path, error)
         messages = []
@@ -107,16 +113,21 @@ def _end_of(bucket: Bucket, epoch: int) -> int:
 
 
 def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:
-    """The messages that groups have, but for those that are what a store makes of others: retries, dead letters, ..."""
-    topics = _topics(engine)
-    for group in groups:
-        for row in single_rows(group.rows()):
-            if row.kind != RowKind.RUN:
-                continue
-            run = Run("log", row.key, memoryview(bytes(row.value)))
-            topic = topics.get(run.ledger_id)
-            if run.kind == RunKind.MESSAGES and not run.conditional and topic is not None:
-                yield from _of_run(run, topic)
+    """The messages that groups have and that were not cancelled, but for what a store makes of others: retries, ...
+
+    One that takes the place of another is a message of its own where the other is of these groups.
+    """
+    topics, own = _topics(engine), {(0, 0)}  # the place of none
+    with engine.storage.main.read() as raw:
+        cancelled = cache(partial(members, raw, Table.CANCELLED))
+        for group in groups:
+            for row in single_rows(group.rows()):
+                if row.kind != RowKind.RUN:
+                    continue
+                run = Run("log", row.key, memoryview(bytes(row.value)))
+                topic = topics.get(run.ledger_id)
+                if run.kind == RunKind.MESSAGES and topic is not None:
+                    yield from _of_run(run, topic, own, cancelled(run.ledger_id))
 
 
 def _topics(engine: Engine) -> dict[int, str]:
@@ -132,9 +143,15 @@ def _topics(engine: Engine) -> dict[int, str]:
     return topics
 
 
-def _of_run(run: Run, topic: str) -> Iterator[dict[str, Any]]:
-    for (entry_id, body), due_ms in zip(run.bodies(), run.dues().tolist(), strict=True):
-        if body is None or isinstance(body, CorruptEntry):
+def _of_run(run: Run, topic: str, own: set[tuple[int, int]], cancelled: BitMap) -> Iterator[dict[str, Any]]:
+    """own: (ledger id, entry id) of the messages before; those of the run are added."""
+    ledgers, entries = (column.tolist() for column in run.replaced()) if run.conditional else [[0] * run.count] * 2
+    replaced = zip(ledgers, entries, strict=True)
+    for (entry_id, body), due_ms, before in zip(run.bodies(), run.dues().tolist(), replaced, strict=True):
+        if body is None or isinstance(body, CorruptEntry) or before not in own:
+            continue
+        own.add((run.ledger_id, entry_id))
+        if entry_id in cancelled:
             continue
         _, payload, key, properties, extra = decode_body(body)
         if extra is None or extra.keys() <= {DEDUP, "ttl"}:
@@ -171,12 +188,13 @@ def _read(fields: dict[str, Any]) -> AsideMessage:
 
 def send_again(store: DelayedStore, epoch: int, messages: list[AsideMessage]) -> int:
     """Send the messages of a tail to the store that leads, each once however often this is called; how many."""
-    by_topic: dict[str, list[Message]] = {}
+    by_topic: dict[str, list[AsideMessage]] = {}
     for each in messages:
-        by_topic.setdefault(each.topic, []).append(each.message)
+        by_topic.setdefault(each.topic, []).append(each)
     for topic, of_topic in by_topic.items():
-        producer = store.topic(topic).producer(f"diverged-{epoch}")
+        # with an id, which no other tail has: each prefix begins with epoch 1
+        producer = store.topic(topic).producer(f"diverged-{epoch}-{of_topic[0].message_id}")
         for start in range(0, len(of_topic), _SENT_AT_ONCE):
-            some = of_topic[start : start + _SENT_AT_ONCE]
+            some = [each.message for each in of_topic[start : start + _SENT_AT_ONCE]]
             producer.send_batch(some, first_sequence_id=start, allow_past=True)
     return len(messages)

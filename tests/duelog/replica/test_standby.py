@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, MessageId, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.errors import (
     Deposed,
     ForkFound,
@@ -26,8 +26,9 @@ from duelog.replica.bucket import FILES, MANIFESTS, Listed, log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.replica_status import aside_of
-from duelog.replica.set_aside import read_aside, send_again
+from duelog.replica.set_aside import AsideMessage, read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
+from tests.conftest import raising
 from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of, waiting
 from tests.duelog.side_by_side import crashed
 
@@ -406,6 +407,52 @@ def test_a_removal_of_a_deposed_directory_that_is_killed_keeps_no_standby_from_b
     for _ in range(2):
         bench.follow("one")
     assert not (bench.path / "one").exists()
+
+
+def test_a_bucket_that_does_not_answer_leaves_the_tail_until_it_does(bench: Bench) -> None:
+    """Before, the directory was set aside with an empty list: nothing of it was sent again."""
+    ship(bench.leader)
+    follower = bench.follow("two")
+    bench.bucket.is_down = True
+    bench.send(b"told")
+    bench.leader.close()
+    bench.bucket.is_down = False
+    bench.take_over(follower)
+    cut_off = patch("duelog.replica.set_aside.read_object", raising(ReplicaUnreachable(URL, "is cut off")))
+    with cut_off, pytest.raises(ReplicaUnreachable):
+        bench.follow("one")
+    assert read_aside(bench.path / "one") == {}
+    bench.follow("one")
+    assert [bytes(each.message.payload) for each in read_aside(bench.path / "one")[1]] == [b"told"]
+
+
+def test_what_was_cancelled_or_replaced_in_a_tail_is_not_sent_again(bench: Bench) -> None:
+    """But what took its place is; of a message that the copy has, that one stays. Before, it was the other way."""
+    topic = bench.leader.topic("a")
+    shipped = topic.send(b"shipped", deliver_after=DAY_S)
+    ship(bench.leader)
+    follower = bench.follow("two")
+    bench.bucket.is_down = True
+    assert topic.cancel(bench.send(b"cancelled"))
+    topic.reschedule(bench.send(b"moved"), deliver_after=2 * DAY_S)
+    topic.reschedule(shipped, deliver_after=2 * DAY_S)
+    for payload in (b"first", b"second", b"third"):
+        topic.send(payload, deliver_after=DAY_S, dedup_key="k", replace=True)
+    bench.leader.close()
+    bench.bucket.is_down = False
+    bench.take_over(follower)
+    bench.follow("one")
+    assert [bytes(each.message.payload) for each in read_aside(bench.path / "one")[1]] == [b"moved", b"third"]
+
+
+def test_tails_of_one_epoch_of_two_prefixes_are_both_sent_again(bench: Bench) -> None:
+    """Before, the second counted as sent, since a producer of the same name had sent its numbers."""
+    for ledger_id in (1, 7):
+        message = Message(b"%d" % ledger_id, deliver_after=DAY_S)
+        for _ in range(2):
+            assert send_again(bench.leader, 1, [AsideMessage("a", f"{ledger_id}:0", 0, message)]) == 1
+    assert waiting(bench.leader) == {b"1", b"7"}
+    assert bench.leader.stats().pending == 2
 
 
 def test_a_tail_behind_a_fence_that_was_pruned_is_kept(bench: Bench) -> None:
