@@ -6,21 +6,27 @@ result. What is not in it (`NOT_OFFERED`) is had only in the process that has th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from importlib import import_module
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
 
-from .operation import Right
+from duelog.store.errors import InvalidArgument
+
+from .operation import Operation, Right
 
 _READ, _PRODUCE, _CONSUME, _ADMIN = Right.READ, Right.PRODUCE, Right.CONSUME, Right.ADMIN
 
 _OFFERED: dict[str, dict[Right, str]] = {
     "DelayedStore": {
-        _READ: "effective_policies",
-        _CONSUME: "dead_letters* requeue_dead_letters purge_dead_letters",
+        _READ: "effective_policies timeline topic_rows",
+        _CONSUME: "dead_letters* requeue_dead_letters purge_dead_letters receiving*",
         _PRODUCE: "send_batch",
         _ADMIN: "transaction topics* create_topics* delete_topic set_policies update_policies policies* all_policies* "
         "remove_policies accept_clock hand_over save_snapshots* save_manifest* flush* stats* suspended* partitions* "
-        "kept_by* snapshots* overview* timeline* timeline_by_topic* topic_rows* calendar* receiving* connections*",
+        "kept_by* snapshots* overview* timeline_by_topic* calendar* connections*",
     },
     "Documents": {_ADMIN: "get* put delete items*"},
     "Topic": {
@@ -77,3 +83,60 @@ FACE: Mapping[str, Row] = {
     for marked in methods.split()
 }
 """The rows by name."""
+
+_NAMED_BY = {"Topic": ("topic",), "SubscriptionAdmin": ("topic", "subscription")}
+"""Arguments that say which object of a class is meant, where the store has many."""
+
+
+def object_of(store: Any, row: Row, target: Sequence[Any], topic: Callable[[Any], Any]) -> Any:
+    """The object whose method a row is. topic: finds one by its name. Raises InvalidArgument."""
+    match row.owner, target:
+        case "DelayedStore", []:
+            return store
+        case "Documents", []:
+            return store.documents
+        case "Jobs", []:
+            return store.jobs
+        case "Topic", [name]:
+            return topic(name)
+        case "Producer", [name, producer]:
+            return topic(name).producer(producer)
+        case "SubscriptionAdmin", [name, subscription]:
+            return topic(name).subscription(subscription)
+    raise InvalidArgument("target", target, f"{row.name} has another")
+
+
+class FaceOperation(Operation):
+    """A method of the face, offered as an operation; the arguments before its own say which object is meant."""
+
+    def __init__(self, row: Row, looks: bool) -> None:
+        super().__init__(row.method, self._find_method, row.right, looks)
+        self._row = row
+
+    def __set_name__(self, operations: type, name: str) -> None:
+        self.name, self.operation = name, self
+
+    def __get__(self, operations: Any, kind: type) -> Any:
+        return self if operations is None else partial(self._do, operations._store)
+
+    def _find_method(self) -> Any:
+        home = import_module("duelog.upkeep.jobs") if self._row.owner == "Jobs" else sys.modules["duelog"]
+        return getattr(getattr(home, self._row.owner), self._row.method)
+
+    @cached_property
+    def signature(self) -> Signature:
+        before = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in _NAMED_BY.get(self._row.owner, ())]
+        own = super().signature
+        return own.replace(parameters=[*before, *own.parameters.values()])
+
+    def _do(self, store: Any, *given: Any, **named: Any) -> Any:
+        arguments = self.signature.bind(*given, **named).arguments
+        target = [arguments.pop(each) for each in _NAMED_BY.get(self._row.owner, ())]
+        return getattr(object_of(store, self._row, target, store.topic), self._row.method)(**arguments)
+
+
+def offered(member: str, *, looks: bool = False) -> Any:
+    """Offer a method of the face, or of `Jobs`, as an operation as it is. member: `Class.method`."""
+    owner, method = member.split(".")
+    row = FACE.get(member) or Row(owner, method, _ADMIN, repeated=False)
+    return FaceOperation(row, looks or row.right is _READ)

@@ -41,14 +41,22 @@ class Operation:
     process imports what its own operation names, and not the engine.
     """
 
-    def __init__(self, method: Callable[..., object], right: Right, looks: bool = False) -> None:
-        self.name = method.__name__
+    def __init__(self, name: str, find: Callable[[], Callable[..., object]], right: Right, looks: bool = False) -> None:
+        """find: gives the method, when its annotations are first needed."""
+        self.name = name
         self.right = right
         self.looks = looks
         """It changes nothing: a role that may only look may ask for it, and a page may ask again and again."""
-        self.streamed = str(method.__annotations__["return"]).removeprefix("collections.abc.").startswith("Iterator[")
+        self._find = find
+
+    @cached_property
+    def _method(self) -> Callable[..., object]:
+        return self._find()
+
+    @property
+    def streamed(self) -> bool:
         """The result is a sequence that is made while it is read."""
-        self._method = method
+        return str(self._method.__annotations__["return"]).removeprefix("collections.abc.").startswith("Iterator[")
 
     @cached_property
     def signature(self) -> Signature:
@@ -63,7 +71,7 @@ class Operation:
     @property
     def parameters(self) -> dict[str, Any]:
         """Types of the arguments by name."""
-        return {name: self._hints[name] for name in self.signature.parameters}
+        return {name: self._hints.get(name, str) for name in self.signature.parameters}
 
     @property
     def result(self) -> Any:
@@ -124,7 +132,7 @@ def operation(right: Right, *, looks: bool = False) -> Callable[[C], C]:
     """
 
     def declare(method: C) -> C:
-        method.operation = Operation(method, right, looks or right is Right.READ)  # type: ignore[attr-defined]
+        method.operation = Operation(method.__name__, lambda: method, right, looks or right is Right.READ)  # type: ignore[attr-defined]
         return method
 
     return declare

@@ -1,8 +1,8 @@
-"""The operations of an open store: one typed method each, and what is asked of them by name, in JSON.
+"""The operations of an open store, which are asked for by name, with arguments and results in JSON.
 
-The one place that says which operations there are, their arguments with types and defaults, who may ask, and what they
-give: `OPERATIONS` is made from the class. Python is where an operation is written (`Topic`, `Subscription`,
-`DelayedStore`); here it is offered. Each is atomic where the engine's call is.
+The one place that says which operations there are: `OPERATIONS` is made from the class. Python is where an operation is
+written (`Topic`, `Subscription`, `DelayedStore`); here it is offered, as it is, or by a method whose arguments and
+results JSON has. Each is atomic where the engine's call is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from duelog.store.message import MAX_DUE_MS, Message, ReceivedMessage, Scheduled
 from duelog.store.names import SCHEME, validate_namespace_name
 from duelog.store.position import MessageId
 
+from .face_table import offered
 from .json_form import to_json
 from .operation import Ask, Operation, Right, operation
 from .transacted import transact
@@ -29,24 +30,11 @@ if TYPE_CHECKING:
     from duelog.store.config import StoreConfig
     from duelog.store.policy.policies import EffectivePolicies, Policies
 
-    from ..stats import (
-        Connections,
-        Keeper,
-        Overview,
-        PartitionStats,
-        Receiving,
-        SnapshotStats,
-        StoreStats,
-        TopicPage,
-        TopicStats,
-        TopicTimelines,
-    )
+    from ..stats import Connections
     from ..topic import Topic
     from ..topics.dead_letters import DeadLetter, Letters
     from ..topics.seeking import SeekTarget
-    from ..topics.task_activity import TaskActivity
     from ..transactions import Transaction
-    from ..upkeep.jobs import Jobs
     from ..upkeep.maintenance import TickResult
     from ..upkeep.schedule import Schedule
 
@@ -78,26 +66,12 @@ class Store(Protocol):
     @property
     def clock(self) -> Clock: ...
     @property
-    def jobs(self) -> Jobs: ...
-    @property
     def config(self) -> StoreConfig: ...
     def topic(self, name: str) -> Topic: ...
     def topics(self, namespace: str | None = None) -> Iterator[Topic]: ...
     def delete_topic(self, name: str) -> None: ...
-    def stats(self) -> StoreStats: ...
-    def partitions(self) -> list[PartitionStats]: ...
-    def kept_by(self, start_ms: int) -> list[Keeper]: ...
-    def snapshots(self, start_ms: int) -> SnapshotStats: ...
-    def overview(self) -> Overview: ...
-    def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]: ...
-    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int = 5) -> TopicTimelines: ...
-    def topic_rows(self, *_: Any, **__: Any) -> TopicPage: ...
-    def calendar(self) -> list[PartitionStats]: ...
-    def receiving(self, namespace: str | None = None) -> list[Receiving]: ...
     def connections(self) -> Connections: ...
     def tick(self) -> TickResult: ...
-    def flush(self) -> None: ...
-    def save_snapshots(self) -> int: ...
     def policies(self, *_: Any, **__: Any) -> Policies | None: ...
     def transaction(self) -> Transaction: ...
     def all_policies(self) -> dict[str, Policies]: ...
@@ -349,70 +323,23 @@ class Operations:
 
     # -- figures, upkeep, policies ---------------------------------------------------------------------
 
-    @operation(Right.ADMIN, looks=True)
-    def figures(self) -> StoreStats:
-        return self._store.stats()
-
-    @operation(Right.READ)
-    def topic_figures(self, topic: str) -> TopicStats:
-        return self._store.topic(topic).stats()
-
-    @operation(Right.ADMIN, looks=True)
-    def partitions(self) -> list[PartitionStats]:
-        return self._store.partitions()
-
-    @operation(Right.ADMIN, looks=True)
-    def kept_by(self, start_ms: int) -> list[Keeper]:
-        return self._store.kept_by(start_ms)
-
-    @operation(Right.ADMIN, looks=True)
-    def snapshots(self, start_ms: int) -> SnapshotStats:
-        """The saved delay indexes of a partition, by `DelayedStore.snapshots`."""
-        return self._store.snapshots(start_ms)
-
-    @operation(Right.ADMIN, looks=True)
-    def overview(self) -> Overview:
-        return self._store.overview()
-
-    @operation(Right.READ)
-    def timeline(self, start_ms: int, step_ms: int, bars: int, topic: str | None = None) -> list[int]:
-        """Count pending messages by due time, by `DelayedStore.timeline`."""
-        return self._store.timeline(start_ms, step_ms, bars, topic)
-
-    @operation(Right.ADMIN, looks=True)
-    def timeline_by_topic(self, start_ms: int, step_ms: int, bars: int, most: int = 5) -> TopicTimelines:
-        """Count them apart for the topics that have most, by `DelayedStore.timeline_by_topic`."""
-        return self._store.timeline_by_topic(start_ms, step_ms, bars, most)
-
-    @operation(Right.READ)
-    def topic_rows(
-        self,
-        search: str = "",
-        sort: str = "name",
-        descending: bool = False,
-        offset: int = 0,
-        limit: int = 50,
-        namespace: str | None = None,
-    ) -> TopicPage:
-        """List topics with figures, by `DelayedStore.topic_rows`."""
-        return self._store.topic_rows(
-            search, namespace=namespace, sort=sort, descending=descending, offset=offset, limit=limit
-        )
-
-    @operation(Right.ADMIN, looks=True)
-    def calendar(self) -> list[PartitionStats]:
-        """The partitions, as they were counted last."""
-        return self._store.calendar()
-
-    @operation(Right.CONSUME, looks=True)
-    def receiving(self, namespace: str | None = None) -> list[Receiving]:
-        """The subscriptions that have consumers, by topic; those of a namespace, or all."""
-        return self._store.receiving(namespace)
-
-    @operation(Right.CONSUME, looks=True)
-    def tasks(self, topic: str, subscription: str) -> list[TaskActivity]:
-        """The tasks of workers that receive from a subscription: what each runs, and what failed last."""
-        return self._store.topic(topic).subscription(subscription).tasks()
+    figures = offered("DelayedStore.stats", looks=True)
+    topic_figures = offered("Topic.stats")
+    partitions = offered("DelayedStore.partitions", looks=True)
+    kept_by = offered("DelayedStore.kept_by", looks=True)
+    snapshots = offered("DelayedStore.snapshots", looks=True)
+    save_snapshots = offered("DelayedStore.save_snapshots")
+    overview = offered("DelayedStore.overview", looks=True)
+    timeline = offered("DelayedStore.timeline")
+    timeline_by_topic = offered("DelayedStore.timeline_by_topic", looks=True)
+    topic_rows = offered("DelayedStore.topic_rows")
+    calendar = offered("DelayedStore.calendar", looks=True)
+    receiving = offered("DelayedStore.receiving", looks=True)
+    tasks = offered("SubscriptionAdmin.tasks", looks=True)
+    start_job = offered("Jobs.start")
+    jobs = offered("Jobs.all", looks=True)
+    job = offered("Jobs.get", looks=True)
+    cancel_job = offered("Jobs.cancel")
 
     @operation(Right.READ)
     def retries(self, topic: str, subscription: str, limit: int = 50) -> dict[str, Any]:
@@ -443,34 +370,6 @@ class Operations:
         """Do what is due now; what was done, and when the next thing is due."""
         done = self._store.tick()
         return {**to_json(replace(done, suspended=())), "suspended": list(map(str, done.suspended))}
-
-    @operation(Right.ADMIN)
-    def save_snapshots(self) -> int:
-        """Save the delay indexes in memory of which the next start would have to read much; how many."""
-        return self._store.save_snapshots()
-
-    @operation(Right.ADMIN)
-    def start_job(self, kind: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Start a command that reads the whole store, in a process of its own; the job.
-
-        kind: "check" (options: deep), "audit" (headers, html), "compaction" (min_dead_ratio, dry_run), "snapshots".
-        """
-        return self._store.jobs.start(kind, options)
-
-    @operation(Right.ADMIN, looks=True)
-    def jobs(self) -> list[dict[str, Any]]:
-        """List the jobs of this process, the oldest first: state, and how much of how much is done."""
-        return self._store.jobs.all()
-
-    @operation(Right.ADMIN, looks=True)
-    def job(self, job_id: int) -> dict[str, Any]:
-        """Show a job with its result."""
-        return self._store.jobs.get(job_id)
-
-    @operation(Right.ADMIN)
-    def cancel_job(self, job_id: int) -> None:
-        """End a job. Raises InvalidArgument: it has ended."""
-        self._store.jobs.cancel(job_id)
 
     @operation(Right.ADMIN, looks=True)
     def policies(
@@ -617,20 +516,9 @@ class Operations:
         for one in self._store.topics() if topic is None else [self._store.topic(topic)]:
             yield from one.schedules()
 
-    @operation(Right.PRODUCE)
-    def pause_schedule(self, topic: str, name: str) -> Schedule | None:
-        """Take its pending occurrence back, until it is resumed; None: there is no such schedule."""
-        return self._store.topic(topic).pause_schedule(name)
-
-    @operation(Right.PRODUCE)
-    def resume_schedule(self, topic: str, name: str) -> Schedule | None:
-        """Go on with the first occurrence after now; None: there is no such schedule."""
-        return self._store.topic(topic).resume_schedule(name)
-
-    @operation(Right.PRODUCE)
-    def remove_schedule(self, topic: str, name: str) -> bool:
-        """End it and take its pending occurrence back; False: there is no such schedule."""
-        return self._store.topic(topic).remove_schedule(name)
+    pause_schedule = offered("Topic.pause_schedule")
+    resume_schedule = offered("Topic.resume_schedule")
+    remove_schedule = offered("Topic.remove_schedule")
 
     # -- imports ---------------------------------------------------------------------------------------
 
@@ -699,7 +587,7 @@ class Operations:
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    name: method.operation for name, method in vars(Operations).items() if hasattr(method, "operation")
+    name: member.operation for name, member in vars(Operations).items() if hasattr(member, "operation")
 }
 """The operations by name."""
 

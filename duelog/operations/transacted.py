@@ -76,4 +76,4 @@ def document_once(transaction: Any, documents: Any, change: str, arguments: list
 
 @cache
 def _operation(kind: type, name: str) -> Operation:
-    return Operation(getattr(kind, name), Right.ADMIN)
+    return Operation(name, lambda: getattr(kind, name), Right.ADMIN)

@@ -26,7 +26,7 @@ from duelog.store.position import MessageId
 
 from ..sending.outbox import Numbers, Outbox, Outgoing
 from . import wire_values
-from .face_table import FACE, ONCE, Row
+from .face_table import FACE, ONCE, Row, object_of
 from .operation import Ask, Right, signature_of
 from .transacted import changed_once, document_once, transact
 from .wire import CLOSING, CONNECTION, ERROR, RESULT, Disconnected, Refused, buffer
@@ -509,20 +509,9 @@ class WireCalls:
                 self.service.producers[producer] += 1
 
     def _owner(self, row: Row, target: list[Any]) -> Any:
-        match row.owner, target:
-            case "DelayedStore", []:
-                return self.service.store
-            case "Documents", []:
-                return self.service.store.documents
-            case "Topic", [name]:
-                return self._topic(name)
-            case "Producer", [topic, name]:
-                return self._topic(topic).producer(name)
-            case "SubscriptionAdmin", [topic, name]:
-                return self._topic(topic).subscription(name)
-            case "Subscription", [_]:
-                return self._consumer(target).subscription
-        raise InvalidArgument("target", target, f"{row.name} has another")
+        if row.owner == "Subscription" and len(target) == 1:
+            return self._consumer(target).subscription
+        return object_of(self.service.store, row, target, self._topic)
 
     # -- what waits for nothing, in the thread ---------------------------------------------------------
 

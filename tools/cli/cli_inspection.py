@@ -398,7 +398,7 @@ def save(store: Store) -> None:
     $ duelog snapshot save data
     """
     with asked(store, writes=True) as opened:
-        count = opened.save_snapshots()
+        count = opened.ask("save_snapshots", {})
     out.answer({"saved": count}, f"saved: {count:,}")
 
 

@@ -474,5 +474,5 @@ def remove_(store: Store, topic: InTopic, name: Name) -> None:
     $ duelog schedules remove data reminders daily
     """
     with asked(store, writes=True) as opened:
-        removed = opened.remove_schedule(topic, name)
+        removed = opened.ask("remove_schedule", {"topic": topic, "name": name})
     output.answer({"removed": removed}, "removed" if removed else "there is no such schedule")
