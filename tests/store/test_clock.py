@@ -1,5 +1,6 @@
-"""Clocks: waiting by a clock, moving one by hand, and a store's time that never goes back."""
+"""Clocks: waiting by one, moving one by hand, a store's time; a queue of keys by time, a logger kept from flooding."""
 
+import logging
 import threading
 import time
 from typing import Any
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from duelog.store.clock import Clock, ManualClock, StoreClock, SystemClock
 from duelog.store.errors import InvalidArgument
+from duelog.store.limited_log import LimitedLog
+from duelog.store.timer_queue import TimerQueue
 
 PATIENCE_S = 20.0  # a thread that has not ended after this hangs
 
@@ -210,3 +213,119 @@ def test_only_a_clock_that_goes_by_itself_leads() -> None:
     assert ManualClock(0).lead_ms == 0
     assert StoreClock(SystemClock()).lead_ms == SystemClock.lead_ms
     assert StoreClock(ManualClock(0)).lead_ms == 0
+
+
+KEY = st.integers(0, 4)
+TIME = st.integers(0, 9)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), KEY, TIME),
+        st.tuples(st.just("replace"), KEY, TIME),
+        st.tuples(st.just("discard"), KEY, st.none()),
+        st.tuples(st.just("pop_due"), st.none(), TIME),
+        st.tuples(st.just("clear"), st.none(), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_each_key_comes_up_once_at_the_last_time_it_was_given(steps: list[tuple[str, int, int]]) -> None:
+    """The first of keys with one time is the one that got it first; pushing never makes a key later."""
+    queue: TimerQueue[int] = TimerQueue()
+    twin: dict[int, tuple[int, int]] = {}  # key -> time, number of the step that gave it
+    for number, (step, key, at_ms) in enumerate(steps):
+        if step == "push":
+            earlier = key not in twin or at_ms < twin[key][0]
+            assert queue.push(key, at_ms) == earlier
+            if earlier:
+                twin[key] = at_ms, number
+        elif step == "replace":
+            queue.replace(key, at_ms)
+            twin[key] = at_ms, number
+        elif step == "discard":
+            queue.discard(key)
+            twin.pop(key, None)
+        elif step == "clear":
+            queue.clear()
+            twin.clear()
+        else:
+            first = min(twin, key=twin.__getitem__, default=None)
+            due = first if first is not None and twin[first][0] <= at_ms else None
+            assert queue.pop_due(at_ms) == due
+            if due is not None:
+                del twin[due]
+        queue._check()
+        assert len(queue) == len(twin)
+        assert [queue.due_ms(key) for key in range(5)] == [twin.get(key, (None, 0))[0] for key in range(5)]
+        found = queue.next()
+        if twin:
+            first = min(twin, key=twin.__getitem__)
+            assert found == (twin[first][0], first)
+        else:
+            assert found is None
+
+
+def test_a_key_that_is_moved_without_end_takes_no_space() -> None:
+    """Entries that were replaced go, also those that never come to the top of the heap."""
+    queue: TimerQueue[str] = TimerQueue()
+    queue.replace("first", 0)
+    for at_ms in range(1, 10_000):
+        queue.replace("moved", at_ms)
+        queue._check()
+        assert len(queue._heap) < 100
+    assert (queue.pop_due(10_000), queue.pop_due(10_000), queue.pop_due(10_000)) == ("first", "moved", None)
+
+
+class Seconds:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Seconds:
+    """It stands at 0."""
+    return Seconds()
+
+
+@pytest.fixture
+def limited(clock: Seconds) -> LimitedLog:
+    """Three of each text in a minute."""
+    return LimitedLog(logging.getLogger("duelog.test"), most=3, clock=clock)
+
+
+def test_a_loop_logs_so_many_and_then_how_many_were_left_out(
+    limited: LimitedLog, clock: Seconds, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A minute later it is said again, with the number of those that were not."""
+    for number in range(1_000):
+        limited.log(logging.ERROR, "failed: %d", number)
+    assert caplog.messages == ["failed: 0", "failed: 1", "failed: 2"]
+    clock.now = 59.9
+    limited.log(logging.ERROR, "failed: %d", 1_000)
+    clock.now = 60.0
+    limited.log(logging.ERROR, "failed: %d", 1_001)
+    limited.log(logging.ERROR, "failed: %d", 1_002)
+    assert caplog.messages[3:] == ["failed: 1001 (998 like it were not logged)", "failed: 1002"]
+
+
+def test_one_text_does_not_silence_another(limited: LimitedLog, caplog: pytest.LogCaptureFixture) -> None:
+    """Each has its own number, and its level and traceback."""
+    for _ in range(9):
+        limited.log(logging.WARNING, "one")
+    limited.log(logging.ERROR, "other", error=ValueError("x"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3 + ["ERROR"]
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_what_no_handler_wants_is_not_counted(limited: LimitedLog, caplog: pytest.LogCaptureFixture) -> None:
+    """Once the level is lowered, all of it is logged."""
+    for _ in range(9):
+        limited.log(logging.DEBUG, "detail")
+    with caplog.at_level(logging.DEBUG, "duelog.test"):
+        limited.log(logging.DEBUG, "detail")
+    assert caplog.messages == ["detail"]

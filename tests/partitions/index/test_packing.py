@@ -1,6 +1,6 @@
 """Packed buckets: which are packed, when and in what pieces, what unpacks them, and what that takes and saves.
 
-That an index whose buckets are packed is equal to one without in every operation is in test_delay_index_model.py.
+That an index whose buckets are packed is equal to one without in every operation is in test_delay_index.py.
 """
 
 import json
