@@ -9,17 +9,28 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
+import duelog
 from duelog import DelayedStore, Message, ReceivedMessage, Worker
+from duelog.broker.operate.client_message import _Single
+from duelog.broker.protocol.commands import KeyValue
+from duelog.broker.protocol.entry import BATCH
+from duelog.broker.protocol.fields import ENCODERS
 from duelog.upkeep.jobs import PROGRESS, Jobs
+from tests.broker.admin.rest import KEY, token
+from tests.broker.operate.test_client_message import entry
 from tests.conftest import present
 from tests.disaster.running import module
 
@@ -526,3 +537,335 @@ def test_the_first_load_weighs_at_most_300_kb_and_nothing_comes_from_elsewhere(
     assert all(url.startswith((shown.address, "data:", "about:")) for url in loaded)
     assert {url.rpartition("/")[2] for url in loaded} >= {"app.js", "app.css"}
     assert 50_000 < sum(loaded.values()) <= 300_000
+
+
+SETTINGS = f"""
+authenticationProviders = ["token"]
+tokenSecretKey = "{KEY}"
+authorizationEnabled = true
+superUserRoles = ["root"]
+viewerRoles = ["guest"]
+bindAddress = "127.0.0.1"
+"""
+
+NAMES = ("persistent://a/b/t", "persistent://a/c/t")
+
+
+@contextmanager
+def served(folder: Path, port: int = 0, settings: str = "") -> Iterator[str]:
+    """`duelog serve` of a store in a folder, with its page at a port; the page's address."""
+    (folder / "broker.toml").write_text(settings)
+    options = {"host": "127.0.0.1", "port": 0, "http": port, "config": folder / "broker.toml"}
+    given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    command = module("duelog.tools.cli.main", "serve", str(folder / "store"), *given)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            address = re.search(r"http\S+", process.stdout.readline())
+            assert address is not None
+            yield address[0] + "/"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def look(browser: Any) -> Iterator[Callable[..., Shown]]:
+    """Opens the page at an address, as a role."""
+    with ExitStack() as stack:
+
+        def shown(address: str, role: str | None = None) -> Shown:
+            context = browser.new_context(viewport={"width": 1280, "height": 900})
+            stack.callback(context.close)
+            return Shown(context.new_page(), address if role is None else f"{address}#token={token(role)}")
+
+        yield shown
+
+
+def change(address: str, method: str, path: str, body: Any, role: str = "root") -> None:
+    """Change something of the broker by REST."""
+    headers = {"Authorization": f"Bearer {token(role)}", "Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"{address}admin/v2/{path}", json.dumps(body).encode(), headers=headers, method=method
+    )
+    with urllib.request.urlopen(request, timeout=30):
+        pass
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A broker that asks for tokens: `desk` may consume in a/b, `web` produce there, `chief` administers tenant a.
+
+    Each of the namespaces a/b and a/c has a topic with messages, a subscription and a dead letter.
+    """
+    folder = tmp_path_factory.mktemp("secured")
+    with served(folder, settings=SETTINGS) as address, duelog.connect(folder / "store") as store:
+        change(address, "PUT", "tenants/a", {"adminRoles": ["chief"], "allowedClusters": ["standalone"]})
+        for namespace in ("a/b", "a/c"):
+            change(address, "PUT", f"namespaces/{namespace}", {})
+        change(address, "POST", "namespaces/a/b/permissions/desk", ["consume"])
+        change(address, "POST", "namespaces/a/b/permissions/web", ["produce"])
+        for name in NAMES:
+            topic = store.topic(name)
+            with topic.subscribe("mailer") as mailer:
+                topic.send(b"now")
+                mailer.dead_letter(mailer.receive(1, timeout=20)[0], "no")
+            topic.send(b"later", deliver_after=3_600)
+        yield address, folder / "store"
+
+
+def places(shown: Shown) -> list[str]:
+    """The views that one can go to."""
+    shown.page.wait_for_selector("nav[aria-label=Views] a")
+    return list(shown.page.locator("nav[aria-label=Views] a").all_inner_texts())
+
+
+def buttons(shown: Shown) -> set[str]:
+    """Labels of the buttons of the view, without exports and pages."""
+    found = shown.page.locator("main button:not(.plain):not(.sort):not(.pages button)").all_inner_texts()
+    return set(found) - {"Look up", "JSON", "Text", "Hex"}
+
+
+def status(shown: Shown, operation: str, **given: Any) -> int:
+    """What the server answers to the page's own browser and token."""
+    script = """([path, body, token]) => fetch(path, {method: "POST", body: JSON.stringify(body), headers: {
+        "Content-Type": "application/json", Authorization: `Bearer ${token}`}}).then((answer) => answer.status)"""
+    path = f"duelog/v1/operations/{operation}"
+    return int(shown.page.evaluate(script, [path, given, shown.token.removeprefix("token=")]))
+
+
+TOPIC, OTHER = (f"topics/{quote(name, safe='')}" for name in NAMES)
+ALL = ["Overview", "Topics", "Dead letters", "Partitions", "Connections", "Workers"]
+SOME = ["Topics", "Dead letters", "Workers"]
+SENDING = {"Send a message", "Reschedule", "Cancel"}
+ADMINISTERING = {"Send a message", "Change", "Delete"}
+CONSUMING = {"Pause", "Skip", "Expire", "Seek", "Unsubscribe", "Subscribe"}
+
+
+@pytest.mark.parametrize(
+    ("role", "seen", "of_topic", "of_messages", "refused"),
+    [
+        ("root", ALL, {*ADMINISTERING, *CONSUMING}, SENDING, []),
+        ("guest", ALL, set(), set(), [("pause", 0), ("send", 0)]),
+        ("chief", SOME, {*ADMINISTERING, *CONSUMING}, SENDING, [("overview", None), ("tick", None)]),
+        ("desk", SOME, CONSUMING, set(), [("send", 0), ("pause", 1), ("overview", None)]),
+        ("web", ["Topics"], {"Send a message"}, SENDING, [("pause", 0), ("send", 1)]),
+    ],
+)
+def test_a_role_sees_what_it_may_do_and_is_refused_the_rest(
+    secured: tuple[str, Path],
+    look: Callable[..., Shown],
+    role: str,
+    seen: list[str],
+    of_topic: set[str],
+    of_messages: set[str],
+    refused: list[tuple[str, int | None]],
+) -> None:
+    """Views, buttons, lists: of its namespace alone where it has no more; the server refuses what is not shown."""
+    shown = look(secured[0], role)
+    assert places(shown) == seen
+    shown.go("")
+    shown.page.wait_for_url(f"{shown.address}#/{'' if 'Overview' in seen else 'topics'}")
+    shown.go(TOPIC)
+    shown.waits_for("mailer")
+    assert buttons(shown) == of_topic
+    shown.go(f"{TOPIC}/messages")
+    shown.waits_for("later")
+    assert buttons(shown) == of_messages
+    shown.go("topics")
+    shown.waits_for("a/b/t")
+    if role in ("desk", "web"):
+        assert "a/c" not in shown.page.inner_text("body")
+        assert "2 topics" in shown.text()
+        shown.go(OTHER)
+        shown.waits_for(f"{role} may not look at this in a/c.")
+        assert buttons(shown) == set()
+    if "Dead letters" in seen:
+        shown.go("letters")
+        shown.waits_for("a/b/t")
+        assert buttons(shown) == (set() if role == "guest" else {"Send back", "Drop", "Send all back", "Drop all"})
+        assert serious(shown.page) == []
+    assert shown.said == []
+    given = {"send": {"payload": ""}, "pause": {"subscription": "mailer"}}
+    for operation, at in refused:
+        where = {} if at is None else {"topic": NAMES[at]}
+        assert status(shown, operation, **where, **given.get(operation, {})) == 403, operation
+
+
+def test_a_role_of_one_namespace_works_in_it_and_changes_nothing_else(
+    secured: tuple[str, Path], look: Callable[..., Shown]
+) -> None:
+    """It drops all dead letters, which are those of its namespace; who has several chooses one, by the keyboard too."""
+    shown = look(secured[0], "desk")
+    with duelog.connect(secured[1]) as store:
+        shown.go("letters")
+        shown.press("Drop all")
+        shown.waits_for("There are no dead letters.")
+        assert [letter.topic for letter in store.dead_letters()] == [NAMES[1]]
+        shown.go(TOPIC)
+        shown.press("Pause mailer")
+        assert [store.topic(name).subscription("mailer").stats().paused for name in NAMES] == [True, False]
+        shown.press("Resume mailer")
+    chief = look(secured[0], "chief")
+    chief.go("topics")
+    chief.waits_for("a/b/t")
+    chief.page.get_by_label("Namespace").select_option("a/c")
+    chief.waits_for("a/c/t")
+    assert "namespace=a%2Fc" in chief.page.url
+    assert "a/b/t" not in chief.text()
+    chief.press("Create a topic", topic="a/c/made")
+    chief.waits_for("a/c/made")
+    assert shown.said == chief.said == []
+
+
+def test_who_has_no_rights_is_told_so(secured: tuple[str, Path], look: Callable[..., Shown]) -> None:
+    """A role that is granted nothing sees no view."""
+    assert "nobody may not look at this in any namespace." in look(secured[0], "nobody").text()
+
+
+def test_a_server_that_goes_away_and_returns_at_its_address_is_told_and_the_view_is_kept(
+    tmp_path: Path, look: Callable[..., Shown]
+) -> None:
+    """The address, what was typed, the focus stay; what changed meanwhile is there; an action says why it failed."""
+    with served(tmp_path) as address:
+        with duelog.connect(tmp_path / "store") as store:
+            store.topic("t").subscribe("s").close()
+            kept = store.topic("t").send(b"kept", deliver_after=3_600)
+        shown, one = look(address), look(address)
+        shown.go("topics/t/messages?from=2020-01-01T00:00")
+        shown.waits_for("kept")
+        one.go(f"topics/t/messages/{kept}")
+        one.waits_for("kept")
+        before = shown.page.url
+        field = shown.page.get_by_placeholder("17:3")
+        field.fill("1:2")
+    lost = "No answer; trying again"
+    for page in (shown, one):
+        sync_api.expect(page.page.get_by_role("status").filter(has_text=lost)).to_be_visible()
+        assert "kept" in page.text()
+    shown.page.get_by_role("button", name=f"Cancel {kept}").click()
+    shown.page.get_by_role("dialog").locator("button.strong").click()
+    shown.page.wait_for_selector(".said:has-text('the server does not answer')")
+    shown.page.keyboard.press("Escape")
+    field.focus()
+    assert serious(shown.page) == []
+    with DelayedStore.open(tmp_path / "store") as store:
+        assert store.topic("t").state(kept) == "scheduled"
+        store.topic("t").send(b"came", deliver_after=7_200)
+        store.topic("t").cancel(kept)
+    with served(tmp_path, int(address.rstrip("/").rpartition(":")[2])) as again:
+        assert again == address
+        shown.waits_for("came")
+        one.waits_for("cancelled")
+        for page in (shown, one):
+            sync_api.expect(page.page.get_by_role("status").filter(has_text="Live")).to_be_visible()
+        assert "kept" not in shown.text()
+        assert shown.page.url == before
+        sync_api.expect(field).to_have_value("1:2")
+        sync_api.expect(field).to_be_focused()
+        shown.press("Send a message", payload="after", key="", delay="60")
+        shown.waits_for("after")
+    assert all("ERR_" in each for each in shown.said), shown.said
+
+
+def test_messages_of_pulsar_clients_are_shown_as_they_were_sent(tmp_path: Path, look: Callable[..., Shown]) -> None:
+    """Key, properties and payload of one, and of each of a batch, in lists, alone, and as dead letters; all as text."""
+    hurt = "<img src=x onerror='window.hurt=1'>"
+    single = entry(hurt.encode(), partition_key=f"key {hurt}", properties=[KeyValue("shop", f"7 {hurt}")], event_time=1)
+    content = b""
+    for number in range(3):
+        body = b'{"bill": %d}' % number
+        head = ENCODERS[_Single](_Single(len(body), [KeyValue("number", str(number))], partition_key=f"of-{number}"))
+        content += len(head).to_bytes(4, "big") + head + body
+    batch = entry(zlib.compress(content), flags=BATCH, num_messages_in_batch=3, compression=2,
+                  uncompressed_size=len(content))  # fmt: skip
+    with served(tmp_path) as address, duelog.connect(tmp_path / "store", name="seeder") as store:
+        topic = store.topic("t")
+        ids = [topic.send(each, deliver_after=3_600) for each in (single, batch, entry(b"x", encryption_keys=[b"key"]))]
+        with topic.subscribe("s") as consumer:
+            topic.send(batch)
+            consumer.dead_letter(consumer.receive(1, timeout=20)[0], "no")
+        shown = look(address)
+        shown.go("topics/t/messages")
+        for text in (f"key {hurt}", hurt, '{"bill": 0} (and 2 messages)', "of-0", "(encrypted)"):
+            shown.waits_for(text)
+        shown.go(f"topics/t/messages/{ids[0]}")
+        for text in (f"key {hurt}", f"7 {hurt}", "producer p, its number 7", "Event time"):
+            shown.waits_for(text)
+        assert shown.page.inner_text("pre") == hurt
+        shown.go(f"topics/t/messages/{ids[1]}")
+        shown.waits_for("compressed by ZLIB")
+        shown.waits_for("number=2")
+        link = shown.page.get_by_role("link", name="3", exact=True)
+        link.focus()
+        shown.page.keyboard.press("Enter")
+        shown.waits_for("Message 3 of 3")
+        assert '"bill": 2' in shown.page.inner_text("pre")
+        assert shown.page.url.endswith("?part=2")
+        assert serious(shown.page) == []
+        shown.go(f"topics/t/messages/{ids[2]}")
+        shown.waits_for("It is shown as it is stored, encrypted.")
+        shown.go("connections")
+        for text in (f"duelog {duelog.__version__}", "seeder", "program", "topic lists being made"):
+            shown.waits_for(text)
+        assert serious(shown.page) == []
+        shown.go("letters")
+        shown.waits_for('{"bill": 0} (and 2 messages)')
+        shown.page.locator("a.payload").click()
+        shown.waits_for("Message 1 of 3")
+        assert shown.page.evaluate("window.hurt") is None
+        assert shown.said == []
+
+
+DAY_MS = 86_400_000
+MANY_TOPICS, DAYS, BATCHES = 10_000, 400, 100
+
+
+def fill(store: DelayedStore) -> None:
+    """A million messages by chance, and one topic that has somewhat more."""
+    chance = np.random.default_rng(1)
+    now_ms = time.time_ns() // 1_000_000
+    topics = [store.topic(f"shop/mail/topic-{number:05}") for number in range(MANY_TOPICS)]
+    for _ in range(BATCHES):
+        dues = (now_ms + DAY_MS // 4 + chance.integers(0, DAYS * DAY_MS, 10_000)).tolist()
+        chosen = chance.integers(0, MANY_TOPICS, 10_000).tolist()
+        store.send_batch([(topics[at], Message(b"pay", deliver_at=due)) for at, due in zip(chosen, dues, strict=True)])
+    topics[7].send_batch([Message(b"pay", deliver_after=3 * 3_600)] * 500)
+
+
+def test_every_view_of_a_large_store_is_whole_and_kept_by_reload_and_back(
+    store: DelayedStore, show: Callable[..., Shown]
+) -> None:
+    """While it is counted for the first time the page says how far; then all is there. No error on the console."""
+    fill(store)
+    shown = show()
+    shown.go("")
+    shown.waits_for("are counted since the store was opened")
+    shown.go("topics")
+    sync_api.expect(shown.page.locator("tbody tr")).to_have_count(50)
+    shown.waits_for("10,000 topics")
+    shown.go("")
+    sync_api.expect(shown.page.locator(".note")).to_have_count(0, timeout=400_000)
+    sync_api.expect(shown.page.locator(".figure-card").first).to_contain_text("in 10,000 topics")
+    assert shown.page.locator(".figure-card .figure").first.inner_text() == "1M"
+    topic = f"topics/{quote('persistent://shop/mail/topic-00007', safe='')}"
+    day_ms = store.calendar()[30].start_ms
+    expected = {
+        "": "Next 12 months", "?by=topic": "shop/mail/topic-00007", "topics?offset=9950": "9,951 to 10,000 of 10,000",
+        "topics?sort=pending&descending=true": "topic-00007", topic: "Subscriptions", f"{topic}/messages": "After",
+        "partitions": "Jobs", f"partitions/{day_ms}": "Why it is there",
+        "letters": "There are no dead letters.", "connections": "duelog", "workers": "Nobody receives.",
+    }  # fmt: skip
+    for view, text in expected.items():
+        shown.go(view)
+        shown.waits_for(text)
+        shown.page.reload()
+        shown.waits_for(text)
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= 1280, view
+    assert serious(shown.page) == []
+    shown.go("topics?sort=pending&descending=true&offset=50")
+    shown.page.locator("tbody a").first.click()
+    shown.waits_for("Policies")
+    shown.page.go_back()
+    shown.waits_for("51 to 100 of 10,000")
+    assert shown.said == []

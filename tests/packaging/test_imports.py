@@ -1,8 +1,13 @@
-"""Rooms: what stands in which folder of a floor, and which room may import which."""
+"""The order of the floors and the rooms on them, held by reading every import in the source.
+
+Every import counts, also one inside a function or under TYPE_CHECKING: the order says who may know of whom.
+"""
 
 import ast
 from collections import Counter
 from functools import cache
+
+import pytest
 
 from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, imported_names, modules
 
@@ -56,14 +61,85 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools.cli": {"tools", "tools.arrow", "tools.audit", "tools.demo", "tools.repair", "tools.columns", "tools.spark",
                   "tools.transfer"},
 }  # fmt: skip
-"""Which rooms of its own floor a room may import; one that is not named, none. "" is the public face.
-
-Floors are held by test_layers.py.
-"""
+"""Which rooms of its own floor a room may import; one that is not named, none. "" is the public face."""
 
 MODULES = [module for floor in FLOORS for module in modules(ROOT / floor)]
 BY_NAME = {dotted(module): module for module in MODULES}
 ROOMS = {".".join(module.parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".") for module in MODULES}
+
+
+def floor_of(name: str) -> str | None:
+    """The floor that a dotted name belongs to: the face if it is under duelog and no floor's, None if elsewhere."""
+    parts = name.split(".")
+    if parts[0] != FACE:
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else FACE
+
+
+def wrong_imports(source: str, module: str, *, is_package: bool) -> list[str]:
+    """Imports of a module from a floor to its right, or by a floor's bare name, one line each."""
+    package = module if is_package else module.rpartition(".")[0]
+    own = floor_of(module)
+    assert own is not None
+    found = []
+    for line, name in imported_names(ast.parse(source), package):
+        floor = floor_of(name)
+        if floor is None:
+            if name.split(".")[0] in FLOORS:
+                found.append(f"{line}: {name}: a floor is imported as duelog.{name.split('.')[0]}")
+        elif FLOORS.index(floor) > FLOORS.index(own):
+            found.append(f"{line}: {name}: {own} may not import {floor}")
+    return found
+
+
+def test_imports_go_only_leftwards() -> None:
+    """No module imports from a floor to the right of its own, nor by a bare name."""
+    wrong = {
+        dotted(module): found
+        for module in MODULES
+        if (
+            found := wrong_imports(
+                module.read_text(encoding="utf-8"), dotted(module), is_package=module.name == "__init__.py"
+            )
+        )
+    }
+    assert wrong == {}
+
+
+RIGHTWARDS = [
+    ("duelog.store.acks", "from ..markers import fire"),
+    ("duelog.store.acks", "from .. import tools"),
+    ("duelog.store.acks", "from .. import DelayedStore"),
+    ("duelog.store.acks", "import duelog"),
+    ("duelog.store.acks", "import duelog.partitions.index.delay_index as index"),
+    ("duelog.store.acks", "from duelog.cleanup.trim import trim"),
+    ("duelog.store.acks", "def f():\n    from ..snapshot import restore"),
+    ("duelog.store.acks", "import importlib\nimportlib.import_module('duelog.tools.cli.main')"),
+    ("duelog.store.acks", "import store.errors"),
+    ("duelog.tools.cli.main", "from store import errors"),
+    ("duelog.tools.spark.source", "from partitions.index import DelayIndex"),
+    ("duelog.engine", "from .tools import cli"),
+    ("duelog.store.__init__", "from ..tools import cli"),
+]
+LEFTWARDS = [
+    ("duelog.store.acks", "from .errors import DuelogError"),
+    ("duelog.store.acks", "from duelog.store.errors import DuelogError"),
+    ("duelog.store.acks", "import numpy, lmdb"),
+    ("duelog.markers.fire", "from ..partitions.index import DelayIndex"),
+    ("duelog.tools.spark.source", "from ... import DelayedStore"),
+    ("duelog.tools.spark.source", "from ..check import check"),
+    ("duelog.engine", "from .topic import Topic"),
+    ("duelog.engine", "from duelog.cleanup.trim import trim"),
+    ("duelog.store.__init__", "from .errors import DuelogError"),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "found"), [*((*each, 1) for each in RIGHTWARDS), *((*each, 0) for each in LEFTWARDS)]
+)
+def test_an_import_rightwards_is_seen_and_one_leftwards_is_allowed(module: str, statement: str, found: int) -> None:
+    """Each way of writing an import is read by the check above."""
+    assert len(wrong_imports(statement, module, is_package=False)) == found
 
 
 @cache
@@ -96,19 +172,13 @@ def room_of(name: str) -> str | None:
     return ".".join(BY_NAME[module].parent.relative_to(ROOT).parts).removeprefix(FACE).removeprefix(".")
 
 
-def floor_of(room: str) -> str:
-    """The floor that a room is in."""
-    first = room.partition(".")[0]
-    return first if first in FLOORS else FACE
-
-
 def test_a_room_imports_the_rooms_that_it_may_and_no_others() -> None:
     """Every import counts, also one inside a function or under TYPE_CHECKING."""
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
     for name in BY_NAME:
         room = str(room_of(name))
         others = {str(other) for other in map(room_of, imports()[name]) if other not in (None, room)}
-        found[room] |= {other for other in others if floor_of(other) == floor_of(room)}
+        found[room] |= {other for other in others if floor_of(f"{FACE}.{other}") == floor_of(f"{FACE}.{room}")}
     assert {room: others for room, others in found.items() if others} == MAY_IMPORT
 
 
