@@ -356,14 +356,14 @@ def get_(store: Place, scope: Scope = NOTHING) -> None:
 
 
 def _show_topic(topic: str, subscription: str | None, here: dict[str, Any] | None, found: dict[str, Any]) -> None:
-    name, values, set_at = str(TopicName.parse(topic)), found["values"], found["set_at"]  # None: a server does not say
+    name, values, set_at = str(TopicName.parse(topic)), found["values"], found["set_at"]
     if out.in_json():
         out.write_json(
             {"topic": name, "subscription": subscription, "set": here, "effective": values, "set_at": set_at}
         )
         return
     rows = [
-        (policy, here and here[policy], value, set_at and set_at[policy] and short_names(set_at[policy]))
+        (policy, here and here[policy], value, set_at[policy] and short_names(set_at[policy]))
         for policy, value in values.items()
     ]
     of = name if subscription is None else f"subscription {subscription} of {name}"

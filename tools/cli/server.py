@@ -1,8 +1,7 @@
 """A server's administration over HTTP, by the operations of the table: REST of `duelog serve --http`.
 
-Each operation is a request or several, and takes and gives the JSON of the table; nothing is open between two. Policies
-over REST are those of namespaces and topics that Pulsar has: delays, retention in minutes and MiB, time to live in
-seconds; others are refused by name.
+Each operation is a request or several, and takes and gives the JSON of the table; nothing is open between two. Where
+REST has more to say than the table, as it knows partitioned topics, clients and their names, that is asked.
 """
 
 import json
@@ -16,36 +15,21 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
-from ...operations.json_form import camel, to_json
-from ...store.config import MIB
+from ...broker.lookup.topic_address import TopicAddress, partition_name
+from ...operations.json_form import camel
 from ...store.errors import DuelogError, InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
-from ...store.policy.policies import Policies, PolicyValue
 from ...store.position import MessageId
 from ..asking import with_shown_names
 
 _PAGE = 1_000
 _PAYLOAD_BYTES = 4_096
-_MINUTE_MS = 60_000
-_FOR_EVER = 2**63 - 1
 _PLACES = {"latest": {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}, "earliest": {"ledgerId": -1, "entryId": -1}}
 
-_DELAYS = {
-    "active": "active",
-    "tickTime": "tick_time_ms",
-    "maxDeliveryDelayInMillis": "max_delivery_delay_ms",
-    "fixedDeliveryDelayInMillis": "fixed_delivery_delay_ms",
-}
-_SET_BY = {
-    "delayedDelivery": set(_DELAYS.values()),
-    "retention": {"retention_ms", "retention_bytes"},
-    "messageTTL": {"ttl_ms"},
-}
-"""Policies by the path that sets them."""
 _TOLD = ("message_id", "key", "properties", "due_ms", "publish_ms")
 """Fields of a scheduled message that a server tells."""
-_FIELDS = (*_DELAYS.values(), "retention_ms", "retention_bytes", "ttl_ms")
-
+_AS_THEY_ARE = ("effective", "figures", "partitions")
+"""Operations of the table that a server is asked for as they are."""
 _NOT_ASKED = {
     "cancel_keys": "a server is not asked by key; cancel by id, or in its directory",
     "peek": "a server is not asked for messages; peek in its directory",
@@ -145,6 +129,8 @@ class Server:
 
     def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Do an operation, with arguments and result in JSON; None in place of what REST does not tell."""
+        if name in _AS_THEY_ARE:
+            return self._of_table(name, **arguments)
         if not hasattr(type(self), name):
             reason = _NOT_ASKED.get(name, f"a server is not asked to {name}; ask in its directory")
             raise InvalidArgument("--server", self._rest.url, reason)
@@ -174,12 +160,6 @@ class Server:
                 raise
             return False
         return True
-
-    def figures(self) -> Any:
-        return self._of_table("figures")
-
-    def partitions(self) -> Any:
-        return self._of_table("partitions")
 
     def topic_figures(self, topic: str) -> Any:
         return with_shown_names(self._of_table("topic_figures", topic=topic))
@@ -261,54 +241,31 @@ class Server:
 
     # -- policies --------------------------------------------------------------------------------------
 
-    def policies(self, **scope: str | None) -> dict[str, Any] | None:
-        if all(each is None for each in scope.values()):
-            found = {f"namespace {name}": self.policies(namespace=name) for name in self._namespaces()}
-            return {name: each for name, each in found.items() if each is not None}
-        own = self._own(_scope(**scope))
-        return to_json(Policies(**own)) if own else None
+    def policies(self, **scope: str | None) -> Any:
+        if any(scope.values()):
+            return self._of_table("policies", **self._scopes(**scope)[0])
+        found = {f"namespace {name}": self.policies(namespace=name) for name in self._namespaces()}
+        return {name: each for name, each in found.items() if each is not None}
 
-    def effective(self, topic: str, subscription: str | None = None) -> dict[str, Any]:
-        values = self._own(_scope(topic=topic, subscription=subscription), applied="true")
-        return {"values": {name: values.get(name) for name in _FIELDS}, "set_at": None}
+    def update_policies(self, values: Mapping[str, Any], **scope: str | None) -> Any:
+        done, *_ = [self._of_table("update_policies", values=values, **each) for each in self._scopes(**scope)]
+        return done
 
-    def update_policies(self, values: Mapping[str, PolicyValue | None], **scope: str | None) -> dict[str, Any]:
-        path = _scope(**scope)
-        for name in values:
-            if name not in _FIELDS:
-                raise InvalidArgument(name, values[name], f"a server takes only {', '.join(_FIELDS)}")
-        wanted = {name: value for name, value in {**self._own(path), **values}.items() if value is not None}
-        delays = {name: wanted[field] for name, field in _DELAYS.items() if field in wanted} or None
-        seconds = _whole("ttl_ms", wanted["ttl_ms"], 1_000, "seconds") if "ttl_ms" in wanted else None
-        bodies = {"delayedDelivery": delays, "retention": _retention(wanted), "messageTTL": seconds}
-        for name, body in bodies.items():  # all of them have been checked
-            if not values.keys() & _SET_BY[name]:
-                continue
-            if body is None:
-                self._rest.ask("DELETE", f"{path}/{name}")
-            else:
-                self._rest.ask("POST", f"{path}/{name}", body)
-        updated: dict[str, Any] = to_json(Policies(**self._own(path)))
-        return updated
+    def remove_policies(self, **scope: str | None) -> Any:
+        done, *_ = [self._of_table("remove_policies", **each) for each in self._scopes(**scope)]
+        return done
 
-    def remove_policies(self, **scope: str | None) -> bool:
-        path = _scope(**scope)
-        is_set = bool(self._own(path))
-        for name in _SET_BY:
-            self._rest.ask("DELETE", f"{path}/{name}")
-        return is_set
-
-    def _own(self, path: str, **query: str) -> dict[str, Any]:
-        """Read what is set at a scope, or in force where the query asks for that, as fields of `Policies`."""
-        delays = self._rest.get(f"{path}/delayedDelivery", **query) or {}
-        found = {field: delays[name] for name, field in _DELAYS.items() if name in delays}
-        retention = self._rest.get(f"{path}/retention", **query)
-        if retention is not None:
-            minutes, mib = retention["retentionTimeInMinutes"], retention["retentionSizeInMB"]
-            found["retention_ms"] = _FOR_EVER if minutes == mib == -1 else max(minutes, 0) * _MINUTE_MS
-            found["retention_bytes"] = max(mib, 0) * MIB
-        seconds = self._rest.get(f"{path}/messageTTL", **query)
-        return found if seconds is None else found | {"ttl_ms": seconds * 1_000}
+    def _scopes(self, namespace: str | None = None, topic: str | None = None, **subscription: str | None) -> list[Any]:
+        """The scope, which exists; of a partitioned topic, or a partition, its and those of all its partitions."""
+        if topic is not None:
+            base = TopicAddress.parse(topic).base
+            count = self._rest.get(f"{_admin(str(base))}/partitions")["partitions"]
+            topics = [base, *(partition_name(base, number) for number in range(count))]
+            return [{"namespace": namespace, "topic": str(each), **subscription} for each in topics]
+        if namespace is None:
+            raise InvalidArgument("--namespace", None, "a server has policies of namespaces and topics: name one")
+        self._rest.get(f"/admin/v2/namespaces/{validate_namespace_name(namespace)}")
+        return [{"namespace": namespace, **subscription}]
 
 
 def _admin(topic: str) -> str:
@@ -322,31 +279,3 @@ def _duelog(topic: str) -> str:
 
 def _subscription(topic: str, subscription: str) -> str:
     return f"{_admin(topic)}/subscription/{segment(subscription)}"
-
-
-def _scope(namespace: str | None = None, topic: str | None = None, subscription: str | None = None) -> str:
-    """The path below which the policies of a scope are."""
-    if subscription is not None:
-        raise InvalidArgument("--subscription", subscription, "a server has policies of namespaces and topics")
-    if topic is not None:
-        return _admin(topic)
-    if namespace is None:
-        raise InvalidArgument("--namespace", None, "a server has policies of namespaces and topics: name one")
-    return f"/admin/v2/namespaces/{validate_namespace_name(namespace)}"
-
-
-def _retention(values: Mapping[str, Any]) -> dict[str, int] | None:
-    if "retention_ms" not in values and "retention_bytes" not in values:
-        return None
-    ms, size = values.get("retention_ms", 0), values.get("retention_bytes", 0)
-    if ms == _FOR_EVER:
-        return {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-    minutes = _whole("retention_ms", ms, _MINUTE_MS, "minutes")
-    mib = _whole("retention_bytes", size, MIB, "MiB")
-    return {"retentionTimeInMinutes": minutes or (-1 if mib else 0), "retentionSizeInMB": mib or (-1 if minutes else 0)}
-
-
-def _whole(name: str, value: int, unit: int, called: str) -> int:
-    if value % unit:
-        raise InvalidArgument(name, value, f"a server takes whole {called}")
-    return value // unit

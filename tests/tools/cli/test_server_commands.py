@@ -18,6 +18,7 @@ pytest.importorskip("aiohttp", reason="needs duelog[broker]")
 
 from duelog import DelayedStore, Message, StoreConfig
 from duelog.store.files.directory import DISK_PARTS, disk_parts, size_bytes
+from duelog.tools.cli.server import RestClient
 from tests.broker.admin.rest import SECURED, administered, token
 from tests.broker.security.certificates import write_pair
 from tests.tools.command_line import DAY_MS, FUTURE_MS, json_lines_of, json_of, ok, refused, run
@@ -170,6 +171,28 @@ def test_policies_are_set_shown_and_unset(place: list[object], scope: list[str])
     assert json_of("policies", "remove", *place, *scope) == {"removed": False}
 
 
+def test_a_server_takes_every_policy_and_has_those_of_a_partitioned_topic_for_each_partition(
+    filled: Path, tmp_path: Path
+) -> None:
+    """Those that Pulsar's paths have not, to the millisecond, of a subscription too; asked of the topic or a part."""
+    with serving(shutil.copytree(filled, tmp_path / "store")) as url:
+        RestClient(url).ask("PUT", "/admin/v2/persistent/public/default/parts/partitions", 2)
+        every = ["parts", "parts-partition-0", "parts-partition-1"]
+        wanted = {"max_redeliveries": 3, "retention_ms": 61_500, "ttl_ms": None}
+        for at in every:
+            done = json_of("policies", "set", "--server", url, "--topic", at, "--max-redeliveries", 3, "--retention",
+                           "61.5s")  # fmt: skip
+            assert done.items() >= wanted.items()
+        ok("policies", "set", "--server", url, "--topic", "parts", "-s", "mailer", "--ttl", "1m")
+        for at in every:
+            shown = json_of("policies", "get", "--server", url, "--topic", at, "-s", "mailer")
+            assert (shown["set"]["ttl_ms"], shown["effective"]["max_redeliveries"]) == (60_000, 3)
+            assert shown["set_at"]["max_redeliveries"].startswith("topic persistent://public/default/parts")
+        assert json_of("policies", "remove", "--server", url, "--topic", every[1]) == {"removed": True}
+    with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
+        assert {at: store.policies(topic=at) for at in every} == dict.fromkeys(every)
+
+
 def test_a_certificate_that_is_not_trusted_is_one_line(filled: Path, tmp_path: Path) -> None:
     """The server's own, named by --tls-trust, is; a file that is no certificate is refused by its name."""
     certificate, key = write_pair(tmp_path)
@@ -239,10 +262,9 @@ def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeyp
         assert ok("topics", "list", url) == "reminders\n"
         assert f"{url}: 404: " in refused("stats", "--server", url, "none")
         policies = ["policies", "set", "--server", url]
-        assert "max_redeliveries=3" in refused(*policies, "--topic", "reminders", "--max-redeliveries", 3)
-        assert "whole minutes" in refused(*policies, "--topic", "reminders", "--retention", "61s")
         assert "name one" in refused(*policies, "--ttl", "1m")
-        assert "--subscription" in refused(*policies, "--topic", "reminders", "-s", "mailer", "--ttl", "1m")
+        assert f"{url}: 404: " in refused(*policies, "--namespace", "public/none", "--ttl", "1m")
+        assert f"{url}: 404: " in refused(*policies, "--topic", "none", "--ttl", "1m")
         assert run("cancel", tmp_path / "store", "reminders", "17:3").stdout == "17:3  unknown\n"  # by its socket
 
 
