@@ -91,6 +91,9 @@ _GATHER = 0.25
 _ALL = 1 << 64
 """Above every place."""
 
+_LATE_OPENINGS = 64
+"""Openings after the one that shipped last, of which a put may still come."""
+
 _SHIPPED_KEPT = 10_000
 """Log objects whose ends are remembered, to tell where a manifest begins."""
 
@@ -189,7 +192,7 @@ class Shipping:
         self._timeout_s = config.replicated_timeout_ms / 1000
         self.elapsed = since_boot_s
         self._succeeded_s = self._looked_s = 0.0
-        """When the last put began that was stored, and when the end of the log was last looked for, by `elapsed`."""
+        """When the last object that is stored was first tried, and the end of the log last looked for, by `elapsed`."""
         self._source: WalSegments | None = None
         self._manifests: ManifestSource | None = None
         self._working = threading.Lock()
@@ -202,6 +205,9 @@ class Shipping:
         self._tail: LogTail | None = None
         self._pending: tuple[LogObject, Parts] | None = None
         """The object that is put next, or again; its bytes never change."""
+        self._tried: LogObject | None = None
+        self._tried_s = 0.0
+        """The last object that was tried, and when first, by `elapsed`."""
         self._marks: deque[tuple[int, int]] = deque()
         """(time, place): every group before the place was written by then; those that are not shipped."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=_SHIPPED_KEPT)
@@ -552,9 +558,9 @@ class Shipping:
         if numbers:
             ends = max(source.next_place(), place_of(source.oldest_segment(), 0))
             start, owner = self._go_on_after(numbers[-1], shipped, ends)
-        own = self._owner.opening
-        owners = tuple(dict.fromkeys((owner, own) if owner else (own,)))
-        self._shipped = shipped._replace(owners=owners, inode=inode_of(self._path))
+        before = shipped.owners[shipped.owners.index(owner) if owner else 0 :]
+        owners = dict.fromkeys((*before[:1], *before[1:][-_LATE_OPENINGS:], self._owner.opening))
+        self._shipped = shipped._replace(owners=tuple(owners), inode=inode_of(self._path))
         self._shipped.write(self._path)
         try:
             if start is None:
@@ -705,7 +711,9 @@ class Shipping:
 
     def _put(self, made: LogObject, content: Parts) -> None:
         """Have an object be stored, or raise with it pending. Raises ForkFound, ReplicaUnreachable."""
-        begun, begun_s = time.perf_counter(), self.elapsed()
+        begun = time.perf_counter()
+        if self._tried is not made:
+            self._tried, self._tried_s = made, self.elapsed()
         try:
             self._bucket.append(made.seq, content)
         except AlreadyThere:
@@ -720,7 +728,7 @@ class Shipping:
         before_s = max(self._succeeded_s, self._looked_s)
         if self.elapsed() > before_s + (self._owner.lease_ms or _LOOK_MS) / 1000:
             self._look(made.seq)
-        self._succeeded_s = begun_s
+        self._succeeded_s = self._tried_s  # that try may have stored it, and a standby have seen it since
         took_s = time.perf_counter() - begun
         self._gather_until_s = time.monotonic() + took_s * _GATHER
         self._address_is_new = made.owner != str(self._owner)

@@ -600,24 +600,35 @@ def test_manifests_are_made_though_the_clock_was_set_back(
         elapsed_s += 3_600
 
 
+@pytest.mark.parametrize("ships", ["the same", "the one before", "none"])
 def test_a_put_of_a_killed_process_that_comes_late_is_no_fork(
-    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock
+    bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, ships: str
 ) -> None:
-    """The next opening of the directory finds its own groups under the number, and goes on behind them."""
+    """A later opening of the directory finds its own groups under the number, and goes on behind them.
+
+    Before, only one of the opening that had shipped last was known. ships: which opening had shipped by then.
+    """
+    if ships == "the one before":
+        with DelayedStore.open(tmp_path / "store", CONFIG, clock=clock) as store:
+            shipped(store, b"1")
     store = DelayedStore.open(tmp_path / "store", CONFIG, clock=clock)
-    shipped(store, b"1")
+    if ships == "the same":
+        shipped(store, b"1")
     store.topic("a").send(b"2", deliver_after=86_400)
     bucket.faults = iter(("late",))
     with pytest.raises(ReplicaUnreachable):
         shipping_of(store).step()
-    killed = crashed(store, tmp_path / "killed")
     late, bucket._late = bucket._late, []
+    with DelayedStore.open(crashed(store, tmp_path / "killed"), CONFIG, clock=clock) as between:
+        killed = crashed(between, tmp_path / "killed again")
+        bucket.is_down = True
+    bucket.is_down = False
     with DelayedStore.open(killed, CONFIG, clock=clock) as again:
         again.topic("a").send(b"3", deliver_after=86_400)
         bucket._late = late
         bucket.arrive()
         ship(again)
-        assert of_copy(bucket, tmp_path / "restored") == {b"1", b"2", b"3"}
+        assert of_copy(bucket, tmp_path / "restored") == {b"2", b"3"} | ({b"1"} if ships != "none" else set())
     store.topic("a").send(b"4", deliver_after=86_400)
     with pytest.raises(ForkFound):
         shipping_of(store).step()

@@ -4,6 +4,7 @@ import errno
 import itertools
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -188,6 +189,24 @@ def test_a_leader_refuses_work_before_its_lease_has_passed(bench: Bench) -> None
         ship(bench.leader)
         bench.leader.topic("a").send(b"x")
         assert consumer.receive(5, timeout=0)
+
+
+def test_a_lease_counts_from_the_first_try_of_what_renewed_it(bench: Bench) -> None:
+    """A standby has seen that one. Before, both led for a while: it counted from the try whose answer came."""
+    follower = bench.follow("two")
+    bench.pass_lease(0.4)
+    bench.bucket.faults = iter(("lost",))
+    cut_off = patch.object(bench.bucket, "read", raising(ReplicaUnreachable(URL, "is cut off")))
+    with cut_off, pytest.raises(ReplicaUnreachable):
+        shipping_of(bench.leader).step()
+    assert not follower.step()
+    bench.pass_lease(0.5)
+    bench.bucket.faults = iter((None, "down"))
+    with suppress(ReplicaUnreachable):
+        shipping_of(bench.leader).step()
+    bench.pass_lease(0.6)
+    assert not bench.leader.stats().replica_leads
+    assert follower.step()
 
 
 def test_of_two_standbys_one_leads_and_the_other_follows_it(bench: Bench) -> None:
