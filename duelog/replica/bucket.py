@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -32,6 +33,8 @@ _NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seco
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 _LONGEST_REASON = 300
 _PIECE_BYTES = 1 << 20
+_PAGE = 1_000
+"""Objects of one request of a listing, or of a removal."""
 _AHEAD = 16
 """Log objects that are read at once: each takes the time of an answer, however small it is."""
 
@@ -81,6 +84,7 @@ class Bucket:
         self._api = obstore
         self._taken = obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError
         self._failed = obstore.exceptions.BaseError
+        self._check: Callable[[], None] = lambda: None
         if store is None:
             options: dict[str, Any] = {"client_options": _TIMEOUTS, "retry_config": _NO_RETRIES}
             if url.startswith("file:"):
@@ -91,8 +95,15 @@ class Bucket:
                 store = obstore.store.from_url(url, **options)
         self._store = store
 
+    def checked(self, check: Callable[[], None]) -> Bucket:
+        """The same objects, by calls that raise what `check` raises, also between the pages of a listing."""
+        bucket = copy(self)
+        bucket._check = check
+        return bucket
+
     @contextmanager
     def _answered(self) -> Iterator[None]:
+        self._check()
         try:
             yield
         except (self._failed, OSError, ValueError) as error:
@@ -185,18 +196,21 @@ class Bucket:
 
     def listing(self, folder: str, offset: str | None = None) -> list[Listed]:
         """The objects in a folder whose names come after `offset`."""
+        found: list[Listed] = []
         with self._answered():
-            found = self._api.list(self._store, folder, offset=offset).collect()
-        return [Listed(each["path"], each["size"], each["last_modified"]) for each in found]
+            for page in self._api.list(self._store, folder, offset=offset, chunk_size=_PAGE):
+                self._check()
+                found += [Listed(each["path"], each["size"], each["last_modified"]) for each in page]
+        return found
 
     def delete(self, names: list[str]) -> None:
         """Remove objects; one that is not there is passed over."""
-        for begin in range(0, len(names), 1000):
+        for begin in range(0, len(names), _PAGE):
             with self._answered():
                 try:
-                    self._api.delete(self._store, names[begin : begin + 1000])
+                    self._api.delete(self._store, names[begin : begin + _PAGE])
                 except FileNotFoundError:
-                    for name in names[begin : begin + 1000]:
+                    for name in names[begin : begin + _PAGE]:
                         try:
                             self._api.delete(self._store, name)
                         except FileNotFoundError:

@@ -20,7 +20,7 @@ from duelog.store.env.body_file import body_file
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.env.memtable import applied_position
-from duelog.store.errors import BrokenInvariant, StoreFull
+from duelog.store.errors import BrokenInvariant, ClosedError, StoreFull
 from duelog.store.files.directory import make_directory
 from duelog.store.files.system_errors import require_space
 from duelog.store.log.ledger import named_bodies
@@ -147,8 +147,13 @@ class ManifestFiles:
         return file._replace(name=name, size=size, crc=crc)
 
     def prune(self, newest: Manifest, now_ms: int) -> None:
-        """Remove what no restore within the retention needs. Raises ReplicaUnreachable."""
-        prune(self._bucket, now_ms, self._engine.storage.config.replica_retention_ms, making=newest.epoch)
+        """Remove what no restore within the retention needs. Raises ReplicaUnreachable, ClosedError."""
+        config, bucket = self._engine.storage.config, self._bucket.checked(self._refuse_closing)
+        prune(bucket, now_ms, config.replica_retention_ms, making=newest.epoch)
+
+    def _refuse_closing(self) -> None:
+        if self._shipping.closing:
+            raise ClosedError(f"store {self._engine.storage.path}")
 
 
 def _environments(

@@ -25,6 +25,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,7 @@ class ManifestSource(Protocol):
         ...
 
     def prune(self, newest: Manifest, now_ms: int) -> None:
-        """Remove what no restore needs any more."""
+        """Remove what no restore needs any more, or break off since the store closes."""
         ...
 
 
@@ -374,7 +375,7 @@ class Shipping:
             self._drained = self._is_shipped()
 
     def stop_manifests(self) -> None:
-        """Break off a manifest that is being made, and wait for its end. It holds the store's environments."""
+        """Break off a manifest that is being made, or pruning, and wait: a draft holds the store's environments."""
         with self._wake:
             self._closing, drafting = True, self._drafting
         if drafting is not None and os.getpid() == self._process:
@@ -785,11 +786,18 @@ class Shipping:
             self._ship()
             self._put_draft()
         elif not self._is_drafting:
-            drafting = threading.Thread(target=self._make_draft, name="duelog-manifest", daemon=True)
-            with self._wake:  # `stop_manifests` finds it running, or it is not begun
-                if not self._closing:
-                    drafting.start()
-                    self._drafting = drafting
+            self._beside(self._make_draft)
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        """Do a work on manifests in a thread of its own, where there are threads. REQUIRES: no other is under way."""
+        if self._thread is None:
+            work()
+            return
+        drafting = threading.Thread(target=work, name="duelog-manifest", daemon=True)
+        with self._wake:  # `stop_manifests` finds it running, or it is not begun
+            if not self._closing:
+                drafting.start()
+                self._drafting = drafting
 
     def _put_draft(self) -> None:
         """Put the manifest whose files are in the bucket, once the log that they rely on is, too."""
@@ -846,7 +854,7 @@ class Shipping:
         return self._drafting is not None and self._drafting.is_alive()
 
     def _make_draft(self) -> None:
-        """Copy files for a manifest. In a thread of its own, beside the one that ships."""
+        """Copy files for a manifest."""
         try:
             if self._manifests is not None:
                 self._draft = self._manifests.draft(self.manifest)
@@ -868,8 +876,21 @@ class Shipping:
         self._manifest_bytes, self._manifest_s = 0, self.elapsed()
         self.figures.manifests += 1
         self._is_reached()
-        if self._manifests is not None:
-            self._manifests.prune(manifest, self._clock.now_ms())
+        if self._drafting is not None:
+            self._drafting.join()  # it has made the draft, and is about to end
+        self._beside(self._prune)
+
+    def _prune(self) -> None:
+        """Remove what no restore needs. The listings may take longer than the lease, or than callers wait."""
+        try:
+            if self._manifests is not None and self.manifest is not None:
+                self._manifests.prune(self.manifest, self._clock.now_ms())
+        except Exception as error:  # it is done with the next manifest
+            if not self._closing:
+                self.figures.failures += 1
+                self._log.log(logging.ERROR, "%s: nothing is pruned for now: %s", self._path, error)
+        with self._wake:
+            self._wake.notify_all()
 
     def _first_from(self, place: int) -> int:
         """The first log object that has groups from a place on; the next one where none has."""

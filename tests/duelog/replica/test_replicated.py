@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, SystemClock
-from duelog.errors import InvalidArgument, NotReplicated, StoreFull
+from duelog.errors import ClosedError, InvalidArgument, NotReplicated, StoreFull
+from duelog.replica.bucket import FILES, Listed
 from duelog.replica.identity import Shipped
 from duelog.replica.log_object import unpack
 from duelog.replica.manifest import Manifest
@@ -281,3 +282,31 @@ def test_who_waits_for_the_first_manifest_keeps_no_thread_busy(
         made.set()
         sent.result(30)
         assert not is_busy
+
+
+def test_nobody_waits_for_pruning(bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lists all objects, a minute where there are many. Before, nothing was shipped meanwhile, and the lease passed.
+
+    A close breaks it off.
+    """
+    prunes, goes_on, listing = threading.Event(), threading.Event(), bucket.listing
+
+    def slowly(folder: str, offset: str | None = None) -> list[Listed]:
+        if folder == FILES:  # which pruning alone lists
+            prunes.set()
+            goes_on.wait()
+        return listing(folder, offset)
+
+    monkeypatch.setattr(bucket, "listing", slowly)
+    config = StoreConfig(replica=URL, durability="replicated", ship_ms=10)
+    with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
+        store.topic("a").send(b"", deliver_after=DAY_S)
+        prunes.wait()
+        try:
+            store.topic("a").send(b"", deliver_after=DAY_S)
+        finally:
+            goes_on.set()
+        shipping = shipping_of(store)
+    with pytest.raises(ClosedError):
+        present(shipping._manifests).prune(present(shipping.manifest), 1 << 60)
+    assert bucket.listing(FILES)
