@@ -171,7 +171,8 @@ def repair(
     from ..repair.repair_store import repair_store
 
     with alone("repair rewrites the files that it works on: end it first"):
-        report = repair_store(store, output or store.with_name(store.name + "-given-up.jsonl"))
+        beside = (path := store.absolute()).with_name(f"{path.name}-given-up.jsonl")  # `.` alone has no name
+        report = repair_store(store, output or beside)
     for action in report.actions:
         out.answer({"action": action}, out.printable(action))
     if out.in_json():

@@ -47,11 +47,11 @@ def repair_store(path: Path, output: Path) -> RepairReport:
     DamagedStore (the STORE file cannot be read), DayAway (some of it is in a copy alone), StoreFull.
     """
     refuse_inside("--output", output, path)
+    identity = stored_identity(path)  # before a lock is made in what is no store
     lock = StoreLock(path)
     lock.take()
     account = Account(output)
     try:
-        identity = stored_identity(path)
         if not check_store(path, deep=True):
             return account.report
         for rest in [each for partition in children(path / "partitions") for each in rests(partition)]:

@@ -112,6 +112,21 @@ def test_what_repair_discards_is_not_written_into_the_store(path: Path) -> None:
     assert {file: file.read_bytes() for file in path.rglob("data.mdb")} == before
 
 
+def test_the_store_in_which_one_stands_is_repaired(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.` has no name to put what is discarded beside: it ended with a traceback."""
+    flip(next(path.glob("partitions/*/*/data.mdb")), b"payload 42")
+    monkeypatch.chdir(path)
+    ok("repair", ".")
+    assert (path.parent / "store-given-up.jsonl").exists()
+
+
+def test_repair_of_what_is_no_store_leaves_nothing_there(tmp_path: Path) -> None:
+    """A lock stayed in a directory that was given by mistake."""
+    (tmp_path / "other").mkdir()
+    refused("repair", tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
 def test_repair_of_a_store_in_use_is_refused(path: Path) -> None:
     """The writing process holds the lock."""
     with DelayedStore.open(path):
