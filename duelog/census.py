@@ -279,6 +279,8 @@ class Census:
             validate_namespace_name(namespace)
         if sort not in _SORTED_BY:
             raise InvalidArgument("sort", sort, f"expected one of {', '.join(_SORTED_BY)}")
+        if not isinstance(search, str):
+            raise InvalidArgument("search", search, "expected a str")
         for name, value, least, most in (("offset", offset, 0, 1 << 31), ("limit", limit, 1, MOST_BARS)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise InvalidArgument(name, value, f"expected {least} to {most}")

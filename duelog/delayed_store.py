@@ -14,7 +14,7 @@ from duelog.markers.firing.suspensions import Suspension
 from duelog.store.clock import Clock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import ClosedError, InvalidArgument, ReadOnly
+from duelog.store.errors import ClosedError, InvalidArgument, ReadOnly, checked_list
 from duelog.store.files.directory import checked_path
 from duelog.store.files.system_errors import explained
 from duelog.store.log import catalog
@@ -154,9 +154,8 @@ class DelayedStore:
     @settled
     def create_topics(self, names: Iterable[str]) -> list[bool]:
         """Create topics, as `Topic.create`, in one commit; whether each was made. Raises InvalidArgument: none was."""
-        if isinstance(names, str):
-            raise InvalidArgument("names", names, "expected names of topics")
-        return self._engine.topics.create([TopicName.parse(name) for name in names], self._engine.writing_at())
+        found = list(map(TopicName.parse, checked_list("names", names, "names of topics")))
+        return self._engine.topics.create(found, self._engine.writing_at())
 
     def on_topics(self, callback: Callable[[list[TopicEvent]], object]) -> Callable[[], None]:
         """Have `callback` hear which topics are created and deleted from now on; call what is returned to end that.

@@ -1,5 +1,6 @@
 """Topic: what producers send to, and where consumers subscribe."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,7 +11,7 @@ from itertools import islice
 from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import encode_one
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import InvalidArgument, UnknownSubscription, short_names
+from duelog.store.errors import InvalidArgument, UnknownSubscription, checked_list, short_names
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import (
@@ -354,8 +355,8 @@ class Topic:
             raise InvalidArgument("after", after, "expected a MessageId")
         if after is not None and newest_first:
             raise InvalidArgument("newest_first", newest_first, "not with `after`, which goes on by due time")
-        inline = self._engine.delivery.inline
-        return islice(inline.scheduled(self._existing(), start_ms, end_ms, after, backwards=newest_first), limit)
+        inline, most = self._engine.delivery.inline, limit and min(limit, sys.maxsize)
+        return islice(inline.scheduled(self._existing(), start_ms, end_ms, after, backwards=newest_first), most)
 
     def count(
         self, start: int | datetime | None = None, end: int | datetime | None = None, *, prefix: str | None = None
@@ -390,10 +391,11 @@ class Topic:
         Raises as `cancel_key`; InvalidArgument where both are given, or neither.
         """
         self._engine.check_writable()
-        if (keys is None) == (prefix is None) or isinstance(keys, (str, bytes)):
+        if (keys is None) == (prefix is None):
             raise InvalidArgument("keys", keys, "expected keys, or a prefix: one of the two")
         keyed, topic = self._engine.sending.keyed, self._existing()
-        wanted = list(keyed.keys(topic, prefix or "") if keys is None else map(checked_dedup_key, keys))
+        found = keyed.keys(topic, prefix or "") if keys is None else checked_list("keys", keys, "keys, or a prefix")
+        wanted = list(found if keys is None else map(checked_dedup_key, found))
         cancelled: list[str] = []
         for at in range(0, len(wanted), _KEYS_AT_ONCE):
             cancelled += keyed.cancel_all(topic, wanted[at : at + _KEYS_AT_ONCE])

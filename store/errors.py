@@ -4,7 +4,9 @@ Grouped by when they occur: opening a store, handing something in, using it, fin
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 _DEFAULT = re.compile(r"persistent://public/default/(?=[^\s'\"])")
 
@@ -91,6 +93,13 @@ class InvalidArgument(DuelogError, ValueError):
         self.field = field
         self.value = value
         self.reason = reason
+
+
+def checked_list(field: str, values: object, expected: str) -> list[Any]:
+    """The elements of an argument that has several. Raises InvalidArgument for text, bytes and what has none."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidArgument(field, values, f"expected {expected}")
+    return list(values)
 
 
 class InvalidMessage(InvalidArgument):

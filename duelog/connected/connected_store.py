@@ -135,8 +135,8 @@ def _asked(row: Row, base: Any) -> Any:
 
     @functools.wraps(member)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        signature_of(member).bind(self, *arguments, **named)  # raises TypeError as a call does
-        return self._ask(row, arguments, named)
+        bound = signature_of(member).bind(self, *arguments, **named)  # raises TypeError as a call does
+        return self._ask(row, bound.args[1:], bound.kwargs)
 
     return method
 

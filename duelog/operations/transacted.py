@@ -39,7 +39,7 @@ def transact(transaction: Any, operations: Iterable[object], *, in_json: bool) -
     return [None if result is None else result.value for result in results]
 
 
-def changed_once(transaction: Any, change: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+def changed_once(transaction: Any, change: str, arguments: Iterable[Any], named: dict[str, Any]) -> Any:
     """Cancel by key or reschedule in a numbered transaction; the result as of `Topic`.
 
     Raises Disconnected where it is done already, and the new id not known any more.
@@ -58,17 +58,17 @@ def changed_once(transaction: Any, change: str, arguments: list[Any], named: dic
     raise Disconnected("the message is rescheduled; its new id was lost with the connection", stored=True)
 
 
-def document_once(transaction: Any, documents: Any, change: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+def document_once(transaction: Any, change: str, documents: Any, key: str, *value: Any, **expected: Any) -> Any:
     """Put or delete a document in a numbered transaction; the result as of `Documents`, DocumentChanged too.
 
     Raises Disconnected where it is done already, and the result not known any more.
     """
     try:
         with transaction:
-            result = getattr(transaction, f"{change}_document")(*arguments, **named)
+            result = getattr(transaction, f"{change}_document")(key, *value, **expected)
     except TransactionConflict:
-        found = documents.get(arguments[0])
-        raise DocumentChanged(arguments[0], named["expected"], found and found.version) from None
+        found = documents.get(key)
+        raise DocumentChanged(key, expected["expected"], found and found.version) from None
     if not transaction.stored_before:
         return result.value
     raise Disconnected(f"the {change} of a document is stored; its result was lost with the connection", stored=True)

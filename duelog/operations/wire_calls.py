@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import BoundArguments
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -473,10 +474,10 @@ class WireCalls:
         if row.name == "DelayedStore.send_batch":
             return self._send_once(owner, arguments, named)
         transaction = self._transaction(named)
-        _bind(row.name, getattr(type(owner), row.method), [owner, *arguments], named)
+        bound = _bind(row.name, getattr(type(owner), row.method), [owner, *arguments], named)
         if row.owner == "Documents":
-            return document_once(transaction, owner, row.method, arguments, named)
-        return changed_once(transaction, row.method, [owner, *arguments], named)
+            return document_once(transaction, row.method, *bound.args, **bound.kwargs)
+        return changed_once(transaction, row.method, bound.args, bound.kwargs)
 
     def _send_once(self, store: Store, arguments: list[Any], named: dict[str, Any]) -> Any:
         arguments = [store, *self._number(named), *arguments]
@@ -679,10 +680,10 @@ def _need(name: str, target: list[Any], arguments: list[Any]) -> tuple[Right, st
     return row.right, str(target[0]) if target else None
 
 
-def _bind(name: str, method: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> None:
-    """Raises InvalidArgument for arguments that a method, with its object, does not take."""
+def _bind(name: str, method: Callable[..., object], arguments: list[Any], named: dict[str, Any]) -> BoundArguments:
+    """The arguments of a method, with its object, in its order. Raises InvalidArgument for those it does not take."""
     try:
-        signature_of(method).bind(*arguments, **named)
+        return signature_of(method).bind(*arguments, **named)
     except TypeError as error:
         raise InvalidArgument("arguments", [*arguments[1:], named], f"{name}: {error}") from None
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.errors import InvalidArgument, InvalidMessage
+from duelog.store.errors import InvalidArgument, InvalidMessage, checked_list
 from duelog.store.message import Message
 from duelog.store.position import FoundId, MessageId
 from duelog.store.wal.write_batch import WriteBatch
@@ -66,7 +66,7 @@ class Producer:
         self, messages: Iterable[Message], *, first_sequence_id: int | None = None, allow_past: bool = False
     ) -> list[MessageId | None]:
         """Append messages numbered from `first_sequence_id` on; returns for each what `send` would."""
-        batch = list(messages)
+        batch = checked_list("messages", messages, "a sequence of Message")
         if not batch:
             return []
         first = first_sequence_id

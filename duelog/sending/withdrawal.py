@@ -27,6 +27,7 @@ from duelog.store.codec.format import Table
 from duelog.store.codec.sent_ids import KeyRecord, dedup_key_of, sent_key
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction, Work
+from duelog.store.errors import checked_list
 from duelog.store.held import Held
 from duelog.store.listener import StoreListener, tell
 from duelog.store.log import catalog
@@ -75,7 +76,7 @@ class Withdrawals:
 
     def cancel(self, topic: TopicState, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages and return the outcome of each."""
-        ids = [id_of(each) for each in message_ids]
+        ids = list(map(id_of, checked_list("message_ids", message_ids, "ids of messages")))
         with Held() as held:
             return self._main.write(self.cancelling(held, topic, ids), makes_space=True)
 
@@ -152,7 +153,7 @@ class Withdrawals:
         self, topic: TopicState, message_ids: Sequence[AnyId], asked_ms: int | None, now_ms: int
     ) -> list[MessageId | None]:
         """Give messages another due time, under the delay policies; None: now. Returns the new ids."""
-        ids = [id_of(each) for each in message_ids]
+        ids = list(map(id_of, checked_list("message_ids", message_ids, "ids of messages")))
         with Held() as held:
             return self._main.write(self.rescheduling(held, topic, ids, asked_ms, now_ms))
 

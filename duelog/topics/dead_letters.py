@@ -35,6 +35,7 @@ from duelog.store.errors import (
     StoreFull,
     UnknownSubscription,
     UnknownTopic,
+    checked_list,
 )
 from duelog.store.held import Held
 from duelog.store.limited_log import LimitedLog
@@ -329,7 +330,7 @@ def _still_held(
 
 def checked_letters(letters: Letters) -> list[DeadLetter]:
     """One letter, or several, as a list. Raises InvalidArgument."""
-    found = [letters] if isinstance(letters, DeadLetter) else list(letters)
+    found = checked_list("letters", [letters] if isinstance(letters, DeadLetter) else letters, "dead letters")
     for at, letter in enumerate(found):
         if not isinstance(letter, DeadLetter):
             raise InvalidArgument(f"letters[{at}]", letter, "expected a DeadLetter")

@@ -34,6 +34,17 @@ def test_a_document_is_read_as_it_was_put_and_is_there_after_opening_again(
     assert present(open_store().documents.get("a")).value == b"two"
 
 
+def test_a_change_whose_arguments_are_all_named_is_refused_as_any_other(store: DelayedStore) -> None:
+    """By a connection `list index out of range` came in place of what is there."""
+    version = store.documents.put(key="a", value=b"1")
+    with pytest.raises(DocumentChanged) as caught:
+        store.documents.put(key="a", value=b"2", expected=None)
+    assert caught.value.found == version
+    with pytest.raises(DocumentChanged):
+        store.documents.delete(key="a", expected=version + 1)
+    assert store.documents.delete(key="a", expected=version)
+
+
 def test_only_who_knows_the_version_that_is_there_changes_it(open_store: OpenStore) -> None:
     """The error says what is there; nothing is stored."""
     documents = open_store().documents

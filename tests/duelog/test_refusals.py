@@ -372,9 +372,42 @@ def test_a_bad_path_config_or_clock_is_refused() -> None:
             DelayedStore.open(**arguments)
 
 
-def test_as_many_messages_as_no_list_has_may_be_asked_for(reader: Subscription) -> None:
-    """It is a bound, and means all that are due: an error of Python's own came."""
-    assert len(reader.receive(1 << 70, timeout=0)) == 1
+def test_as_many_messages_as_no_list_has_may_be_asked_for(topic: Topic, reader: Subscription) -> None:
+    """It is a bound, and means all that there are: an error of Python's own came."""
+    assert len(reader.receive(1 << 70, timeout=0)) == len(list(topic.scheduled(limit=1 << 70))) == 1
+
+
+NO_LIST: list[tuple[str, Callable[[DelayedStore, Any], object]]] = [
+    ("names", lambda store, value: store.create_topics(names=value)),
+    ("letters", lambda store, value: store.requeue_dead_letters(letters=value)),
+    ("letters", lambda store, value: store.purge_dead_letters(letters=value)),
+    ("message_ids", lambda store, value: store.topic("t").cancel_batch(message_ids=value)),
+    ("message_ids", lambda store, value: store.topic("t").reschedule_batch(message_ids=value)),
+    ("keys", lambda store, value: store.topic("t").cancel_keys(keys=value)),
+]
+
+
+@pytest.mark.parametrize(("field", "use"), NO_LIST)
+def test_what_is_no_list_is_refused_by_its_field(
+    store: DelayedStore, field: str, use: Callable[[DelayedStore, Any], object]
+) -> None:
+    """An error of Python's own came, which named neither; a text was taken for a list of its letters."""
+    for value in (5, "1:5", b"x", True):
+        with pytest.raises(InvalidArgument, match=f"^{field}={value!r}: expected"):
+            use(store, value)
+
+
+def test_what_is_gone_through_once_is_a_list_also_by_name(store: DelayedStore) -> None:
+    """By a connection a generator that was given by name was not taken."""
+    assert store.topic("t").cancel_keys(keys=(key for key in "ab")) == []
+    assert store.topic("t").cancel_batch(message_ids=iter(())) == []  # type: ignore[arg-type]
+    assert store.requeue_dead_letters(letters=iter(())) == store.purge_dead_letters(letters=iter(())) == 0
+
+
+def test_what_is_searched_for_is_text(store: DelayedStore) -> None:
+    """An error of Python's own came, and of `duelog.connect` as one that the server refused."""
+    with pytest.raises(InvalidArgument, match="search=None: expected a str"):
+        store.topic_rows(search=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [1, {}, None, "\ud800"])
