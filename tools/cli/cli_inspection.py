@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...partitions.timespan import directory_name
 from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
 from .. import output as out
@@ -127,8 +126,11 @@ def _state(subscription: Mapping[str, Any]) -> str | None:
     """Return why a subscription gets nothing; None: nothing keeps it."""
     if subscription["paused"]:
         return "paused"
-    fetching_ms = subscription["fetching_ms"]
-    return None if fetching_ms is None else f"fetching {directory_name(fetching_ms)}"
+    if subscription["fetching_ms"] is None:
+        return None
+    from ...partitions.timespan import directory_name
+
+    return f"fetching {directory_name(subscription['fetching_ms'])}"
 
 
 @app.command("partitions")
@@ -142,6 +144,8 @@ def partitions(store: Place) -> None:
     $ duelog partitions data
     $ duelog partitions --server http://localhost:8080
     """
+    from ...partitions.timespan import directory_name
+
     with store.opened() as there:
         found = there.ask("partitions", {})
     values = ({"partition": directory_name(each["start_ms"]), **each} for each in found)

@@ -276,6 +276,23 @@ def test_an_import_larger_than_a_request_may_be_is_sent_in_pieces(tmp_path: Path
         assert [each.payload.decode() for each in store.topic("t").scheduled()] == payloads
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["stats {}", "topics list {}", "send {} t x --after 1h", "count {} t",
+     "cancel {} t 1:1", "skip {} t mailer --max 2", "policies set {} --topic t --ttl 1h",
+     "dead-letters purge {} --all", "schedules add {} t daily x --cron @daily"],
+)  # fmt: skip
+def test_a_command_that_another_process_does_loads_neither_the_engine_nor_numpy(
+    taken: DelayedStore, command: str
+) -> None:
+    """One import at the head of a module of commands had each of them take twice the processor time."""
+    python, *words = [*DUELOG, *command.format(taken.path).split()]
+    done = subprocess.run([python, "-X", "importtime", *words], check=False, capture_output=True, text=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "duelog.operations.wire_client" in loaded
+    assert not loaded & {"numpy", "duelog.engine"}
+
+
 SENDING = """
 import sys
 sys.path.append({root!r})
