@@ -6,10 +6,8 @@ result. What is not in it (`NOT_OFFERED`) is had only in the process that has th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from importlib import import_module
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
@@ -110,7 +108,7 @@ class FaceOperation(Operation):
     """A method of the face, offered as an operation; the arguments before its own say which object is meant."""
 
     def __init__(self, row: Row, looks: bool) -> None:
-        super().__init__(row.method, self._find_method, row.right, looks)
+        super().__init__(row.method, row.name, row.right, looks=looks)
         self._row = row
 
     def __set_name__(self, operations: type, name: str) -> None:
@@ -119,18 +117,13 @@ class FaceOperation(Operation):
     def __get__(self, operations: Any, kind: type) -> Any:
         return self if operations is None else partial(self._do, operations._store)
 
-    def _find_method(self) -> Any:
-        home = import_module("duelog.upkeep.jobs") if self._row.owner == "Jobs" else sys.modules["duelog"]
-        return getattr(getattr(home, self._row.owner), self._row.method)
-
     @cached_property
-    def signature(self) -> Signature:
+    def _own(self) -> Signature:
         before = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in _NAMED_BY.get(self._row.owner, ())]
-        own = super().signature
-        return own.replace(parameters=[*before, *own.parameters.values()])
+        return Signature([*before, *super()._own.parameters.values()])
 
     def _do(self, store: Any, *given: Any, **named: Any) -> Any:
-        arguments = self.signature.bind(*given, **named).arguments
+        arguments = self._own.bind(*given, **named).arguments
         target = [arguments.pop(each) for each in _NAMED_BY.get(self._row.owner, ())]
         return getattr(object_of(store, self._row, target, store.topic), self._row.method)(**arguments)
 

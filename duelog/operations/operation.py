@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cache, cached_property
 from importlib import import_module
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from duelog.store.errors import InvalidArgument
 
 from .json_form import from_json, to_json
 
-C = TypeVar("C", bound=Callable[..., object])
+Method: TypeAlias = Callable[..., object]
+C = TypeVar("C", bound=Method)
 
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Any]
 """Does an operation by its name with arguments in JSON, and returns its result in JSON."""
@@ -41,17 +42,20 @@ class Operation:
     process imports what its own operation names, and not the engine.
     """
 
-    def __init__(self, name: str, find: Callable[[], Callable[..., object]], right: Right, looks: bool = False) -> None:
-        """find: gives the method, when its annotations are first needed."""
+    def __init__(
+        self, name: str, method: Method | str, right: Right, *, looks: bool = False, like: Operation | None = None
+    ) -> None:
+        """method: `Class.method` of the face, or itself. like: the operation whose arguments its `**` takes."""
         self.name = name
         self.right = right
         self.looks = looks
         """It changes nothing: a role that may only look may ask for it, and a page may ask again and again."""
-        self._find = find
+        self._given = method
+        self._like = like
 
     @cached_property
-    def _method(self) -> Callable[..., object]:
-        return self._find()
+    def _method(self) -> Method:
+        return _face_method(self._given) if isinstance(self._given, str) else self._given
 
     @property
     def streamed(self) -> bool:
@@ -61,8 +65,16 @@ class Operation:
     @cached_property
     def signature(self) -> Signature:
         """Arguments after `self`, with their defaults."""
-        found = signature(self._method)
-        return found.replace(parameters=list(found.parameters.values())[1:])
+        own = [each for each in self._own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        if self._like is not None:
+            known = {each.name for each in own}
+            others = [each for name, each in self._like.signature.parameters.items() if name not in known]
+            own += [each.replace(kind=Parameter.KEYWORD_ONLY) for each in others]
+        return Signature(own)
+
+    @cached_property
+    def _own(self) -> Signature:
+        return Signature(list(signature(self._method).parameters.values())[1:])
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -71,7 +83,8 @@ class Operation:
     @property
     def parameters(self) -> dict[str, Any]:
         """Types of the arguments by name."""
-        return {name: self._hints.get(name, str) for name in self.signature.parameters}
+        kinds = self._hints if self._like is None else {**self._like.parameters, **self._hints}
+        return {name: kinds.get(name, str) for name in self.signature.parameters}
 
     @property
     def result(self) -> Any:
@@ -100,7 +113,10 @@ class Operation:
 
     def ask(self, ask: Callable[[str, Mapping[str, object]], Any], *given: object, **named: object) -> Any:
         """Have it done elsewhere, by a function that takes and gives JSON; the result as the method returns it."""
-        arguments = self.signature.bind(*given, **named).arguments
+        arguments = self._own.bind(*given, **named).arguments
+        for each in self._own.parameters.values():
+            if each.kind is Parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(each.name, {})
         answer = ask(self.name, {name: to_json(value) for name, value in arguments.items()})
         if self.streamed:
             return (from_json(self.result, each, self.name) for each in answer)
@@ -108,12 +124,12 @@ class Operation:
 
 
 @cache
-def signature_of(method: Callable[..., object]) -> Signature:
+def signature_of(method: Method) -> Signature:
     """The signature of a method, which is made once."""
     return signature(method)
 
 
-def _face_names(method: Callable[..., object]) -> dict[str, Any]:
+def _face_names(method: Method) -> dict[str, Any]:
     """Import what a method's annotations name of the public face and of figures, beside what its module has."""
     texts = [each for each in method.__annotations__.values() if isinstance(each, str)]  # those not evaluated
     names = set(re.findall(r"\w+", " ".join(texts)))
@@ -125,14 +141,23 @@ def _face_names(method: Callable[..., object]) -> dict[str, Any]:
     }
 
 
-def operation(right: Right, *, looks: bool = False) -> Callable[[C], C]:
+def _face_method(member: str) -> Any:
+    owner, method = member.split(".")
+    home = import_module("duelog.upkeep.jobs") if owner == "Jobs" else sys.modules["duelog"]
+    return getattr(getattr(home, owner), method)
+
+
+def operation(right: Right, *, looks: bool = False, like: Method | str | None = None) -> Callable[[C], C]:
     """Declare a method as an operation; one that READs looks.
 
-    REQUIRES: its annotations are names of its module or of `_face_names`.
+    like: a method of the face (`Class.method`), or an operation, whose arguments its `**` takes. REQUIRES: its
+    annotations are names of its module or of `_face_names`.
     """
+    other = Operation(like, like, right) if isinstance(like, str) else getattr(like, "operation", None)
 
     def declare(method: C) -> C:
-        method.operation = Operation(method.__name__, lambda: method, right, looks or right is Right.READ)  # type: ignore[attr-defined]
+        row = Operation(method.__name__, method, right, looks=looks or right is Right.READ, like=other)
+        method.operation = row  # type: ignore[attr-defined]
         return method
 
     return declare

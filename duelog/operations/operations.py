@@ -192,36 +192,11 @@ class Operations:
         """Do all of these, or none: {"operation": NAME, ...} with arguments as of `Transaction`; their results."""
         return transact(self._store.transaction(), operations, in_json=True)
 
-    @operation(Right.PRODUCE)
-    def send(
-        self,
-        topic: str,
-        payload: bytes,
-        deliver_at: int | None = None,
-        deliver_after: float | None = None,
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        allow_past: bool = False,
-        ttl: float | None = None,
-        dedup_key: str | None = None,
-        dedup_for: float | None = None,
-        replace: bool = False,
-        create: bool = False,
-    ) -> dict[str, Any]:
+    @operation(Right.PRODUCE, like="Topic.send")
+    def send(self, topic: str, payload: bytes, create: bool = False, **message: Any) -> dict[str, Any]:
         """Send one message. create: make the topic where there is none."""
         target = self._topic(topic, create)
-        sent = target.send(
-            payload,
-            deliver_at=deliver_at,
-            deliver_after=deliver_after,
-            key=key,
-            properties=properties,
-            allow_past=allow_past,
-            ttl=ttl,
-            dedup_key=dedup_key,
-            dedup_for=dedup_for,
-            replace=replace,
-        )
+        sent = target.send(payload, **message)
         due_ms = self._due_ms_of(target, sent)
         return {"message_id": str(sent), "topic": target.name, "due_ms": due_ms, "stored": sent.stored}
 
@@ -371,14 +346,12 @@ class Operations:
         done = self._store.tick()
         return {**to_json(replace(done, suspended=())), "suspended": list(map(str, done.suspended))}
 
-    @operation(Right.ADMIN, looks=True)
-    def policies(
-        self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> dict[str, Any] | None:
+    @operation(Right.ADMIN, looks=True, like="DelayedStore.policies")
+    def policies(self, **scope: str | None) -> dict[str, Any] | None:
         """Show the policies set at just this scope; without a scope, those of every scope by its name."""
-        if namespace is topic is subscription is None:
+        if all(each is None for each in scope.values()):
             return {scope: asdict(each) for scope, each in self._store.all_policies().items()}
-        policies = self._store.policies(namespace=namespace, topic=topic, subscription=subscription)
+        policies = self._store.policies(**scope)
         return None if policies is None else asdict(policies)
 
     @operation(Right.READ)
@@ -387,14 +360,8 @@ class Operations:
         policies = self._store.effective_policies(topic, subscription)
         return {"values": {name: getattr(policies, name) for name in policies.set_at}, "set_at": dict(policies.set_at)}
 
-    @operation(Right.ADMIN)
-    def update_policies(
-        self,
-        values: Mapping[str, Any],
-        namespace: str | None = None,
-        topic: str | None = None,
-        subscription: str | None = None,
-    ) -> Policies:
+    @operation(Right.ADMIN, like="DelayedStore.policies")
+    def update_policies(self, values: Mapping[str, Any], **scope: str | None) -> Policies:
         """Set policies, None: unset, and leave the others; what is set there then."""
         if not isinstance(values, Mapping):
             raise InvalidArgument("values", values, "expected values by policy")
@@ -402,113 +369,43 @@ class Operations:
 
         for name in values.keys() - POLICY_FIELDS:
             raise InvalidArgument("policy", name, f"expected one of {', '.join(POLICY_FIELDS)}")
-        return self._store.update_policies(namespace=namespace, topic=topic, subscription=subscription, **values)
+        return self._store.update_policies(**scope, **values)
 
-    @operation(Right.ADMIN)
-    def remove_policies(
-        self, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
-    ) -> bool:
-        return self._store.remove_policies(namespace=namespace, topic=topic, subscription=subscription)
+    @operation(Right.ADMIN, like="DelayedStore.policies")
+    def remove_policies(self, **scope: str | None) -> bool:
+        return self._store.remove_policies(**scope)
 
     # -- dead letters ----------------------------------------------------------------------------------
 
-    @operation(Right.CONSUME, looks=True)
-    def dead_letters(
-        self,
-        topic: str | None = None,
-        subscription: str | None = None,
-        reason: str | None = None,
-        key: str | None = None,
-        older_than: float | None = None,
-        namespace: str | None = None,
-    ) -> Iterator[DeadLetter]:
+    @operation(Right.CONSUME, looks=True, like="DelayedStore.dead_letters")
+    def dead_letters(self, namespace: str | None = None, **letters: Any) -> Iterator[DeadLetter]:
         """List dead letters, oldest first. namespace: of the topics that they come from."""
         within = "" if namespace is None else f"{SCHEME}{validate_namespace_name(namespace)}/"
-        letters = self._store.dead_letters(topic, subscription, reason=reason, key=key, older_than=older_than)
-        return (letter for letter in letters if letter.topic.startswith(within))
+        return (letter for letter in self._store.dead_letters(**letters) if letter.topic.startswith(within))
 
-    @operation(Right.CONSUME, looks=True)
-    def dead_letter_page(
-        self,
-        topic: str | None = None,
-        subscription: str | None = None,
-        reason: str | None = None,
-        key: str | None = None,
-        older_than: float | None = None,
-        namespace: str | None = None,
-        limit: int = 100,
-    ) -> dict[str, Any]:
+    @operation(Right.CONSUME, looks=True, like=dead_letters)
+    def dead_letter_page(self, limit: int = 100, **letters: Any) -> dict[str, Any]:
         """List the first of those as `dead_letters`, of each payload its beginning, as `scheduled_page`."""
         _check_limit(limit)
-        found = list(islice(self.dead_letters(topic, subscription, reason, key, older_than, namespace), limit + 1))
+        found = list(islice(self.dead_letters(**letters), limit + 1))
         return {"letters": [self._shown(each, _PREVIEW_BYTES) for each in found[:limit]], "more": len(found) > limit}
 
-    @operation(Right.CONSUME)
-    def requeue_dead_letters(
-        self,
-        ids: Sequence[str] | None = None,
-        delay: float = 0,
-        topic: str | None = None,
-        subscription: str | None = None,
-        reason: str | None = None,
-        key: str | None = None,
-        older_than: float | None = None,
-        namespace: str | None = None,
-    ) -> int:
+    @operation(Right.CONSUME, like=dead_letters)
+    def requeue_dead_letters(self, ids: Sequence[str] | None = None, delay: float = 0, **letters: Any) -> int:
         """Deliver again those of these ids among what the others leave, None: all of that; how many."""
-        letters = self.dead_letters(topic, subscription, reason, key, older_than, namespace)
-        return self._store.requeue_dead_letters(_chosen(letters, ids), delay=delay)
+        return self._store.requeue_dead_letters(_chosen(self.dead_letters(**letters), ids), delay=delay)
 
-    @operation(Right.CONSUME)
-    def purge_dead_letters(
-        self,
-        ids: Sequence[str] | None = None,
-        topic: str | None = None,
-        subscription: str | None = None,
-        reason: str | None = None,
-        key: str | None = None,
-        older_than: float | None = None,
-        namespace: str | None = None,
-    ) -> int:
+    @operation(Right.CONSUME, like=dead_letters)
+    def purge_dead_letters(self, ids: Sequence[str] | None = None, **letters: Any) -> int:
         """Drop them for good; how many."""
-        letters = self.dead_letters(topic, subscription, reason, key, older_than, namespace)
-        return self._store.purge_dead_letters(_chosen(letters, ids))
+        return self._store.purge_dead_letters(_chosen(self.dead_letters(**letters), ids))
 
     # -- schedules -------------------------------------------------------------------------------------
 
-    @operation(Right.PRODUCE)
-    def every(
-        self,
-        topic: str,
-        name: str,
-        payload: bytes = b"",
-        cron: str | None = None,
-        interval: float | None = None,
-        timezone: str = "UTC",
-        key: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        until: int | None = None,
-        count: int | None = None,
-        jitter: float = 0,
-        misfires: str = "first",
-        grace: float | None = None,
-        create: bool = False,
-    ) -> Schedule:
+    @operation(Right.PRODUCE, like="Topic.every")
+    def every(self, topic: str, name: str, create: bool = False, **schedule: Any) -> Schedule:
         """Set a schedule, by `Topic.every`. create: make the topic where there is none."""
-        return self._topic(topic, create).every(
-            name,
-            cron=cron,
-            interval=interval,
-            timezone=timezone,
-            payload=payload,
-            key=key,
-            properties=properties,
-            until=until,
-            count=count,
-            jitter=jitter,
-            misfires=misfires,  # type: ignore[arg-type]  # it is checked there
-            grace=grace,
-        )
+        return self._topic(topic, create).every(name, **schedule)
 
     @operation(Right.READ)
     def schedules(self, topic: str | None = None) -> Iterator[Schedule]:

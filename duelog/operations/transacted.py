@@ -76,4 +76,4 @@ def document_once(transaction: Any, change: str, documents: Any, key: str, *valu
 
 @cache
 def _operation(kind: type, name: str) -> Operation:
-    return Operation(name, lambda: getattr(kind, name), Right.ADMIN)
+    return Operation(name, getattr(kind, name), Right.ADMIN)

@@ -123,7 +123,7 @@ def _update(
             done.unchanged += 1
             continue
         payload, due_ms = bytes(message.payload), _due(message)
-        store.send(topic, payload, due_ms, key=message.key, dedup_key=key, replace=True, create=True)
+        store.send(topic, payload, create=True, deliver_at=due_ms, key=message.key, dedup_key=key, replace=True)
         done.messages += found is None
         done.updated += found is not None
 

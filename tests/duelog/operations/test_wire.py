@@ -339,8 +339,8 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
     with store.topic("u").subscribe("s") as dying:
         store.topic("u").send(b"x")
         dying.dead_letter(dying.receive(1)[0], "by hand")
-    looks: list[tuple[str, tuple[object, ...]]] = [
-        ("update_policies", ({"ttl_ms": 3_600_000}, None, "t")), ("topics", ()), ("subscriptions", ("t",)),
+    looks: list[tuple[str, tuple[object, ...] | dict[str, object]]] = [
+        ("update_policies", {"values": {"ttl_ms": 3_600_000}, "topic": "t"}), ("topics", ()), ("subscriptions", ("t",)),
         ("has_topic", ("t",)), ("scheduled", ("t",)), ("keys", ("t",)), ("find", ("t", "k")), ("find", ("t", "none")),
         ("peek", ("t", "s", 2)),
         ("schedules", ()), ("schedules", ("t",)), ("pause_schedule", ("t", "n")), ("dead_letters", ()),
@@ -351,11 +351,12 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
         ("timeline", (store.clock.now_ms(), 60_000, 90, "t")),
         ("timeline_by_topic", (store.clock.now_ms() // 60_000 * 60_000, 60_000, 90)),
         ("scheduled_page", ("t", None, None, 1)),
-        ("message", ("t", MessageId.parse(sent["message_id"]))), ("policies", ()), ("policies", (None, "t")),
+        ("message", ("t", MessageId.parse(sent["message_id"]))), ("policies", ()), ("policies", {"topic": "t"}),
         ("effective", ("t",)), ("tick", ()), ("save_snapshots", ()), ("limits", ()), ("seek", ("t", "s", "latest")),
     ]  # fmt: skip
     for name, arguments in looks:
-        ours, theirs = getattr(here, name)(*arguments), getattr(asked, name)(*arguments)
+        given, named = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+        ours, theirs = getattr(here, name)(*given, **named), getattr(asked, name)(*given, **named)
         if OPERATIONS[name].streamed:
             ours, theirs = list(ours), list(theirs)
             assert ours, name
