@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from ... import DelayedStore
 from ...replica.following import Standby, failure_of, serve_at
+from ...replica.restoring import GapFound
 from ...store.errors import (
     Deposed,
     InvalidArgument,
@@ -93,7 +94,7 @@ class Turns:
                         begun = True
                     if await self._call(self._standby.step):
                         return True
-                except (ReplicaUnreachable, ReplicaDamaged) as error:
+                except (ReplicaUnreachable, ReplicaDamaged, GapFound) as error:  # until it is mended
                     _log.warning("%s", error)
                 leader = self._standby.leader
                 address = "" if leader is None else leader.address

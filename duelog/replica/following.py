@@ -19,7 +19,7 @@ from pathlib import Path
 from duelog.delayed_store import DelayedStore
 from duelog.store.clock import SystemClock
 from duelog.store.errors import Deposed, DuelogError, ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused
-from duelog.store.files.directory import move, remove_tree
+from duelog.store.files.directory import move
 from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained
 from duelog.store.wal.segment import place_of
@@ -28,7 +28,7 @@ from .bucket import AlreadyThere, Bucket, log_name
 from .identity import Shipped, read_shipped, store_object
 from .log_object import FENCE, RESIGNED, LogObject, Owner, find_object, read_object
 from .manifest import read_manifest
-from .restoring import MARK, ReplicaLog, Restoring
+from .restoring import MARK, Place, ReplicaLog, Restoring, take_place
 from .set_aside import set_aside
 
 _log = logging.getLogger("duelog.replica")
@@ -78,6 +78,8 @@ class Standby:
         self._identity: tuple[bytes, int] | None = None
         self._log: ReplicaLog | None = None
         self._restoring: Restoring | None = None
+        self._place: Place | None = None
+        """Locks the directory that is made."""
         self._hole: tuple[DuelogError, list[int], int, int] | None = None
         """Why the log cannot be read on: the error, the manifests there are, a number, the hash of what is there."""
         self._seen_s = elapsed()
@@ -120,10 +122,9 @@ class Standby:
 
     def _forget(self) -> None:
         self._log = self._restoring = None
-        if self._staged.exists():
-            if not (self._staged / MARK).exists():
-                raise InvalidArgument("STORE", str(self._path), f"{self._staged} is in the way, and no standby's")
-            remove_tree(self._staged)
+        if self._place is not None:
+            self._place.close()
+        self._place = take_place("STORE", self._path, self._staged, "no standby's")
 
     def resigned_at(self) -> int | None:
         """The number at which the leader has resigned; None: the last object says otherwise. Raises as `begin`."""

@@ -12,9 +12,11 @@ passes over what is of a closed one.
 The store is built in DIR.restoring and moved to DIR at the end: a restore that was killed left nothing at DIR.
 """
 
+import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,12 +45,16 @@ from .takeover import renew_ids
 
 _SLICE_BYTES = 64 * MIB
 MARK = "RESTORING"
-"""File in a directory that is being made."""
+"""File in a directory that is being made, locked meanwhile by the process that makes it (flock)."""
 
 _Read = bytes | None
 """A log object as it was read; None: it is not there."""
 
 _PARTITIONS = fmt.prefix(fmt.Table.PARTITION)
+
+
+class GapFound(ReplicaRefused):
+    """Groups were never shipped, and the manifest behind them is not there, or not yet."""
 
 
 class Restored(NamedTuple):
@@ -95,7 +101,7 @@ class ReplicaLog:
         """All groups from `seq` on that are there.
 
         lists: one that is missing before others is damage; False: it is the end, where no more than one has come.
-        Raises ReplicaDamaged, ForkFound; ReplicaRefused where groups before the moment were never shipped.
+        Raises ReplicaDamaged, ForkFound; GapFound where groups before the moment were never shipped.
         """
         manifest = self.manifest
         for content in self._contents(lists):
@@ -145,7 +151,7 @@ class ReplicaLog:
     def _refuse_gap(self, before: LogObject, made: LogObject) -> None:
         if made.begin != before.end:
             at = f"{datetime.fromtimestamp(made.time_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
-            raise ReplicaRefused(
+            raise GapFound(
                 self.bucket.url,
                 f"groups before {log_name(made.seq)} ({at}) were never shipped, and no manifest behind them is "
                 f"there{self._until()}",
@@ -174,10 +180,6 @@ def restore(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument("DIR", str(target), "expected an empty directory, or none")
     staged = target.with_name(target.name + ".restoring")
-    if staged.exists():
-        if not (staged / MARK).exists():
-            raise InvalidArgument("DIR", str(target), f"{staged} is in the way, and is not of a restore")
-        remove_tree(staged)
     passed_over: list[str] = []
     for seq in reversed(bucket.manifests()):
         try:
@@ -186,31 +188,70 @@ def restore(
                 group is not None and manifest.next_place > group + 1
             ):
                 continue
-            with explained(target):
-                restored = Restoring(
-                    staged, ReplicaLog(bucket, found[0], manifest, at_ms, group), found, progress
-                ).run()
-                _set_apart(staged, found[1])
-                if target.exists():
-                    target.rmdir()
-                move(staged, target)
-                (target / MARK).unlink()  # behind the move: what has no mark is not ours to remove
+            with explained(target), closing(take_place("DIR", target, staged, "is not of a restore")):
+                try:
+                    restored = Restoring(
+                        staged, ReplicaLog(bucket, found[0], manifest, at_ms, group), found, progress
+                    ).run()
+                    _set_apart(staged, found[1])
+                    if target.exists():
+                        target.rmdir()
+                    move(staged, target)
+                    (target / MARK).unlink()  # behind the move: what has no mark is not ours to remove
+                except BaseException:
+                    if staged.exists():
+                        remove_tree(staged)
+                    raise
         except ReplicaDamaged as error:
-            if staged.exists():
-                remove_tree(staged)
             if error.name.startswith("log/"):  # a manifest before needs it, too
                 raise
             passed_over.append(str(error))
             continue
-        except BaseException:
-            if staged.exists():
-                remove_tree(staged)
-            raise
         return restored._replace(path=target, passed_over=tuple(passed_over))
     if passed_over:
         raise ReplicaDamaged(bucket.url, MANIFESTS, "has no manifest that is whole: " + "; ".join(passed_over))
     wanted = "" if at_ms is None and group is None else " at or before that moment"
     raise ReplicaRefused(bucket.url, f"has no manifest{wanted}: `duelog replica status` tells what can be restored")
+
+
+class Place:
+    """The lock of a directory that is being made, until it is closed, or nobody holds it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Give it back; a second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    __del__ = close
+
+
+def take_place(field: str, target: Path, staged: Path, stranger: str) -> Place:
+    """Make the directory `staged`, in which a store is made beside its place; no other process does until this closes.
+
+    What a killed process left there is removed. stranger: why it is not, where it has no mark. Raises InvalidArgument.
+    """
+    if staged.exists():
+        if not (staged / MARK).exists():
+            raise InvalidArgument(field, str(target), f"{staged} is in the way, and {stranger}")
+        with closing(_locked(field, target, staged)):
+            remove_tree(staged)
+    make_directory(staged)
+    return _locked(field, target, staged)
+
+
+def _locked(field: str, target: Path, staged: Path) -> Place:
+    descriptor = os.open(staged / MARK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    place = Place(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        place.close()
+        raise InvalidArgument(field, str(target), f"another process is making {staged}") from None
+    return place
 
 
 class Restoring:
@@ -223,7 +264,7 @@ class Restoring:
         identity: tuple[bytes, int],
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """`path`: where it is made, which is not there yet. identity: as `store_object` gives it."""
+        """`path`: where it is made, by `take_place`. identity: as `store_object` gives it."""
         self._path = path
         self._log = log
         self._bucket = log.bucket
@@ -254,8 +295,6 @@ class Restoring:
         manifest, path = self._manifest, self._path
         if manifest.store_id != self._store_id:
             raise ReplicaRefused(self._bucket.url, f"the manifest at {manifest.seq} is of another store")
-        make_directory(path)
-        (path / MARK).touch()
         for name in ("partitions", "staging", "trash", DIRECTORY):
             make_directory(path / name)
         require_space(path, sum(file.size for file in manifest.files), "to restore")

@@ -8,7 +8,7 @@ import asyncio
 import re
 import shutil
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +40,7 @@ from tests.tools.command_line import json_of, ok, process, run
 pytestmark = [pytest.mark.kill, pytest.mark.xdist_group("what happens")]  # one SeaweedFS for all
 
 DISK_BYTES = 200 << 20
-FENCES = length("DUELOG_FENCES", 1, 20)
+FENCES = length("DUELOG_FENCES", 2, 20)
 DAY_S = 86_400
 SETTINGS = """
 [store]
@@ -254,7 +254,15 @@ def test_a_bucket_that_lies_about_conditions_is_refused(
 ) -> None:
     """By `init`, which leaves nothing there; without its probe too, and by a store that is opened with the prefix."""
 
+    creators, raced = Counter[bytes](), defaultdict[bytes, asyncio.Event](asyncio.Event)
+
     async def without_conditions(request: bytes) -> bytes:
+        path = request.split()[1]
+        if b"/probe/" in path and b"if-none-match" in request.lower():
+            creators[path] += 1
+            if creators[path] > 1:
+                raced[path].set()
+            await raced[path].wait()  # of creators one after another it refuses the second
         return re.sub(rb"(?i)\r\nif-none-match: [^\r]*", b"", request)
 
     bucket = Bucket(url)
@@ -286,22 +294,35 @@ def test_of_a_directory_and_its_copy_that_are_open_the_copy_ends(machines: Machi
 
 
 class Fences:
-    """Holds the fences of a number up until two have come, of two machines."""
+    """Holds a fence up until another machine's of its number has come, and every other time that one longer.
+
+    Namely until the first has shipped: then it comes late.
+    """
 
     def __init__(self) -> None:
-        self.makers = defaultdict[int, set[str]](set)
-        self._both = defaultdict[int, asyncio.Event](asyncio.Event)
+        self.makers: dict[int, list[str]] = {}
+        """By number of a fence, who has put one, in this order."""
+        self._both, self._shipped = (defaultdict[int, asyncio.Event](asyncio.Event) for _ in range(2))
 
     async def __call__(self, request: bytes) -> bytes:
         """Pass a request on."""
         head, _, body = request.partition(b"\r\n\r\n")
         method, path, *_ = head.split()
-        if method == b"PUT" and b"/log/" in path and (made := unpack("", path.decode(), body)[0]).kind == FENCE:
-            self.makers[made.seq].add(made.maker.opening)
-            if len(self.makers[made.seq]) == 2:
-                self._both[made.seq].set()
-            await self._both[made.seq].wait()
+        if method == b"PUT" and b"/log/" in path:
+            made = unpack("", path.decode(), body)[0]
+            self._shipped[made.seq - 1].set()
+            if made.kind == FENCE:
+                await self._hold(made.seq, made.maker.opening)
         return request
+
+    async def _hold(self, seq: int, maker: str) -> None:
+        makers = self.makers.setdefault(seq, [])
+        if maker not in makers:
+            makers.append(maker)
+        if len(makers) > 1:
+            self._both[seq].set()
+        comes_late = maker != makers[0] and len(self.makers) % 2 == 0
+        await (self._shipped if comes_late else self._both)[seq].wait()
 
 
 @pytest.fixture
@@ -315,10 +336,10 @@ def fences(server: Seaweed, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.mark.series
 def test_of_two_standbys_that_fence_at_once_one_leads_and_the_other_follows_it(
-    fences: Fences, machines: Machines
+    fences: Fences, machines: Machines, url: str
 ) -> None:
-    """Their puts of one number are at the server together; nothing that was told is lost."""
-    machines.prepare("one", SETTINGS)
+    """Their puts of one number are under way together; nothing that was told is lost, and no other takes over."""
+    machines.prepare("one", LONG)
     for name in ("one", "two", "three"):
         machines.join(name)
     for number in range(FENCES):
@@ -330,7 +351,10 @@ def test_of_two_standbys_that_fence_at_once_one_leads_and_the_other_follows_it(
         machines.wait(machines.is_settled)
     with connected(machines, machines.leader) as store:
         assert waiting(store) == {b"%d" % number for number in range(FENCES)}
-    assert [len(makers) for makers in fences.makers.values()].count(2) >= FENCES
+    assert [len(makers) for makers in fences.makers.values()] == [2] * FENCES
+    found = [read_object(Bucket(url), seq) for seq in fences.makers]
+    assert [each.epoch for each in found] == list(range(2, FENCES + 2))
+    assert all(each.maker.opening in fences.makers[each.seq] for each in found)
 
 
 def test_a_broker_whose_table_names_the_copy_sends_pulsar_clients_to_the_machine_that_leads(

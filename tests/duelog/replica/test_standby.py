@@ -4,7 +4,7 @@ import errno
 import itertools
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,9 +27,10 @@ from duelog.replica.bucket import FILES, MANIFESTS, Listed, log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.replica_status import aside_of
+from duelog.replica.restoring import GapFound, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
 from duelog.store.wal.segment_file import SegmentFile
-from tests.conftest import raising
+from tests.conftest import present, raising
 from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of, waiting
 from tests.duelog.side_by_side import crashed
 
@@ -337,11 +338,52 @@ def test_a_standby_that_is_killed_begins_again(bench: Bench) -> None:
     bench.ship(b"1")
     killed = bench.follow("two")
     killed._put_fence(killed._log.before)  # type: ignore[union-attr, arg-type]
+    present(killed._place).close()  # as the kernel does
     again = bench.follow("two")
     assert again.epoch == 2
     bench.take_over(again)
     assert again.epoch == 3
     assert bench.waiting("two") == {b"1"}
+
+
+def test_of_two_processes_in_one_directory_the_second_is_refused(bench: Bench) -> None:
+    """The first follows on, and leads. Before, the second removed what the first was making, and both went on there."""
+    follower = bench.follow("two")
+    with pytest.raises(InvalidArgument, match="another process is making"):
+        bench.follow("two")
+    with closing(take_place("DIR", bench.path / "r", bench.path / "r.restoring", "")):
+        with pytest.raises(InvalidArgument, match="another process is making"):
+            restored(bench.bucket, bench.path / "r")
+        assert (bench.path / "r.restoring").exists()
+    restored(bench.bucket, bench.path / "r")
+    bench.ship(b"1")
+    assert not follower.step()
+    bench.take_over(follower)
+    assert bench.waiting("two") == {b"1"}
+
+
+def test_a_standby_waits_for_the_manifest_behind_a_gap(bench: Bench) -> None:
+    """Groups that were given up are not in the log; the store as it is by now is. Before, its process ended."""
+    follower = bench.follow("two")
+    shipping = shipping_of(bench.leader)
+    bench.bucket.is_down = True
+    bench.send(b"given up")
+    bench.leader._engine.writer().apply_all()
+    bench.send(b"shipped")
+    shipping.kept.keep([])
+    shipping.kept._remove_all()
+    shipping.kept.lost = True
+    manifests, shipping._manifests = shipping._manifests, None
+    bench.bucket.is_down = False
+    ship(bench.leader)
+    for _ in range(2):
+        with pytest.raises(GapFound):
+            follower.step()
+    shipping._manifests, shipping._draft_at_s = manifests, 0
+    ship(bench.leader)
+    assert not follower.step()
+    bench.take_over(follower)
+    assert bench.waiting("two") == {b"given up", b"shipped"}
 
 
 @pytest.mark.parametrize("unmarked", [False, True], ids=["moved", "unmarked"])
@@ -363,6 +405,7 @@ def test_a_store_that_a_kill_leaves_on_its_way_to_its_place_is_in_nobodys_way(
         with pytest.raises(KeyboardInterrupt):
             bench.take_over(follower)
     assert (bench.path / "two" / "STORE").exists() == unmarked
+    present(follower._place).close()  # as the kernel does
     if not unmarked:
         bench.take_over(bench.follow("two"))
     assert bench.waiting("two") == {b"1"}

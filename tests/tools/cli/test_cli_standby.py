@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,7 +11,8 @@ import pytest
 
 import duelog
 from duelog import DelayedStore
-from duelog.errors import Deposed, NotLeader, StoreFailed
+from duelog.errors import Deposed, NotLeader, ReplicaDamaged, ReplicaUnreachable, StoreFailed
+from duelog.replica.restoring import GapFound
 from tests.duelog.replica.machines import WITHIN_S, Machines
 from tests.tools.command_line import json_of, ok, refused
 
@@ -153,6 +154,28 @@ def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(failure: 
         return
     asyncio.run(turns.run())
     assert len(opened) == 2
+
+
+@pytest.mark.parametrize("failure", [ReplicaUnreachable, GapFound, lambda url, why: ReplicaDamaged(url, "log/1", why)])
+def test_a_standby_goes_on_where_the_copy_is_about_to_be_whole_again(failure: Callable[[str, str], Exception]) -> None:
+    """It tries again. Before, it ended at a gap of the log, a moment before the manifest behind it was put."""
+    steps = list[str]()
+
+    class Follows:
+        lease_ms, leader = 1, None
+
+        def begin(self) -> bool:
+            return False
+
+        def step(self) -> bool:
+            steps.append("")
+            if len(steps) == 2:
+                turns._ended.set()
+            raise failure("s3://b/x", "is not whole")
+
+    turns = Turns(Follows(), BrokerConfig(), print, Broker, print)  # type: ignore[arg-type]
+    asyncio.run(turns.run())
+    assert len(steps) == 2
 
 
 def test_a_standby_whose_address_is_in_use_follows_on(caplog: pytest.LogCaptureFixture) -> None:
