@@ -250,13 +250,13 @@ class Environment:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(self, *, frozen: bool = False) -> "_Read":
+    def read(self, *, frozen: bool = False) -> "Read":
         """Open a read transaction for a block; its values are memoryviews, valid inside it only.
 
         frozen: rows that come to the log meanwhile are not seen. Keep it short: a reader keeps every page that was
         freed since it began. No `write` inside.
         """
-        return _Read(self, frozen)
+        return Read(self, frozen)
 
     def _begin_read(self) -> lmdb.Transaction | None:
         """Begin a read transaction; None where the writing process has grown the file past this process's map."""
@@ -637,15 +637,15 @@ class Environment:
                 self._released = True
 
 
-class _Read:
+class Read(Reading):
     """A block with a read transaction of an environment (`Environment.read`), in place of a generator."""
 
-    __slots__ = ("_environment", "_frozen", "_inside", "_raw")
+    __slots__ = ("_environment", "_frozen", "_raw")
 
     def __init__(self, environment: Environment, frozen: bool) -> None:
+        super().__init__(environment._gate)
         self._environment = environment
         self._frozen = frozen
-        self._inside = Reading(environment._gate)
         self._raw: lmdb.Transaction | None = None
 
     def __enter__(self) -> ReadTransaction:
@@ -654,8 +654,8 @@ class _Read:
         look = None if environment._follow is None else environment._follow()
         last = None
         while True:
-            self._inside.__enter__()
             try:
+                super().__enter__()
                 environment._check_open()
                 if self._frozen and look is None and memtable is not None:
                     with memtable.publishing:
@@ -683,7 +683,8 @@ class _Read:
             if self._raw is not None:
                 self._raw.abort()
         finally:  # an interrupt may come first, and a program that has caught it may write
-            self._inside.__exit__()
+            self._gate.inside.pop(self._token, None)
+            self._gate.notify()
         if isinstance(error, lmdb.Error):
             raise explain(self._environment.path, error) from error
 

@@ -1,22 +1,18 @@
 """Readers inside, or one thread alone: LMDB's map may be resized and closed only while no thread reads.
 
-An interrupt (KeyboardInterrupt) leaves no reader inside: to be inside is to have a token in a set, and that is taken
-out in one step. Where it comes while a block is left, the token may stay until the interrupt has been handled, when its
-traceback goes; it does not keep out the thread that it belongs to, so that this thread can close what it was reading.
+An interrupt (KeyboardInterrupt) leaves no reader inside: to be inside is to have a token among those of the gate, with
+the thread that it belongs to, and that is taken out in one step. Where it comes while a block is left, the token may
+stay until the interrupt has been handled, when its traceback goes; it does not keep out its own thread, so that this
+thread can close what it was reading.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _LOOK_AGAIN_S = 0.1
 """Longest wait: an interrupt may have come between leaving and notifying the waiters."""
-
-
-class _Depth(threading.local):
-    """Times that the calling thread has entered and not left."""
-
-    value = 0
 
 
 class ReaderGate:
@@ -25,17 +21,17 @@ class ReaderGate:
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
-        self._inside: set[object] = set()
+        self.inside: dict[object, int] = {}
+        """The threads that are inside, by token."""
         self._entered = 0
         """Calls of `enter` without `leave`."""
         self._wanted: dict[object, int] = {}
         """The threads that are alone, or wait for it, by token."""
-        self._depth = _Depth()
 
     @property
     def held(self) -> bool:
         """True while the calling thread is inside."""
-        return self._depth.value > 0
+        return threading.get_ident() in self.inside.values()
 
     def enter(self) -> None:
         """Be inside until `leave`, which any thread may call: for what is held longer than one call.
@@ -53,6 +49,12 @@ class ReaderGate:
             self._entered -= 1
             self._changed.notify_all()
 
+    def notify(self) -> None:
+        """Have those who wait to be alone look again: one is not inside any more."""
+        if self._wanted:
+            with self._mutex:
+                self._changed.notify_all()
+
     def reading(self) -> "Reading":
         """Be inside for a block; waits while another thread is, or wants to be, alone."""
         return Reading(self)
@@ -68,7 +70,7 @@ class ReaderGate:
         try:
             with self._mutex:
                 self._wanted[token] = threading.get_ident()
-                while self._entered or len(self._inside) > self._depth.value:
+                while self._entered or {*self.inside.values()} - {threading.get_ident()}:
                     self._changed.wait(_LOOK_AGAIN_S)
                 yield
         finally:
@@ -80,38 +82,31 @@ class ReaderGate:
     def alone_at_once(self) -> Iterator[bool]:
         """Be alone for the block without waiting; gives False where a reader is inside, and then none is kept out."""
         with self._mutex:
-            yield not (self._inside or self._entered)
+            yield not (self.inside or self._entered)
 
 
 class Reading:
     """A block inside a gate, which is left, at the latest, when nothing refers to it any more."""
 
-    __slots__ = ("_depth", "_gate", "_token")
+    __slots__ = ("_gate", "_token")
 
     def __init__(self, gate: ReaderGate) -> None:
         self._gate = gate
         self._token = object()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         gate = self._gate
-        self._depth = depth = gate._depth.value
         try:
             with gate._mutex:
-                while gate._wanted and not depth and gate._kept_out():
+                while gate._wanted and not gate.held and gate._kept_out():
                     gate._changed.wait(_LOOK_AGAIN_S)
-                gate._inside.add(self._token)
-            gate._depth.value = depth + 1
+                gate.inside[self._token] = threading.get_ident()
         except BaseException:
             self.__exit__()
             raise
 
-    def __exit__(self, *_: object) -> None:
-        gate, token = self._gate, self._token
-        if token in gate._inside:
-            gate._inside.discard(token)
-            gate._depth.value = self._depth
-            if gate._wanted:
-                with gate._mutex:
-                    gate._changed.notify_all()
+    def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
+        self._gate.inside.pop(self._token, None)
+        self._gate.notify()
 
     __del__ = __exit__

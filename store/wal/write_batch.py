@@ -5,7 +5,7 @@ the group is flushed; then they are added to the memtables of their environments
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from ..codec.run import HEADER, has_bodies, set_apart
 from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..config import KIB
 from ..env.body_file import StagedBodies, body_path, end_of
-from ..env.environment import Environment
+from ..env.environment import Environment, Read
 from ..env.memtable import ABSENT, Entry, LedgerRow, Memtable, ReadTransaction, Unapplied, changed
 from ..env.transaction import Staging, Transaction
 from ..errors import BrokenInvariant
@@ -129,6 +129,9 @@ def is_large(size: int, of: int = 0) -> bool:
     return size >= LARGE_BYTES or (of >= LARGE_BYTES and size >= LARGE_BYTES // 4)
 
 
+_NOTHING_READ = nullcontext()
+
+
 class WriteBatch(Staging):
     """The rows of one group. A unit of work writes to it; the leader of the WAL writer does the rest."""
 
@@ -139,7 +142,7 @@ class WriteBatch(Staging):
         self._memtable = memtable
         self._batches: dict[int, EnvironmentBatch] = {}
         self._after: list[Callable[[], object]] = []
-        self._reading: ExitStack | None = None
+        self._reading: Read | nullcontext[None] = _NOTHING_READ
         self._parts: list[Buffer] = []
         """The rows as they are written, three parts each."""
         self.weight = 0
@@ -212,13 +215,12 @@ class WriteBatch(Staging):
 
     def reading(self, environment: Environment) -> ReadTransaction:
         """A read transaction that lasts until `end_reads`."""
-        self._reading = ExitStack()
-        return self._reading.enter_context(environment.read())
+        self._reading = reading = environment.read()  # noted first: an interrupt may come as it has begun
+        return reading.__enter__()
 
     def end_reads(self) -> None:
         """End what was read from: who makes space waits for readers."""
-        if self._reading is not None:
-            self._reading.close()
+        self._reading.__exit__()
 
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
@@ -242,10 +244,11 @@ class WriteBatch(Staging):
 
     def close(self) -> None:
         """Let go of what refers to the batch, so that nothing is left to the collector; twice does nothing."""
-        if self._reading is not None:
-            self.end_reads()
-        self._batches.clear()
-        self._staged.clear()
+        try:
+            self._batches.clear()
+            self._staged.clear()
+        finally:  # an interrupt may come first, and a program that has caught it may write
+            self._reading.__exit__()
 
 
 class BatchRow(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
-from duelog.errors import ClosedError, DuelogError, StoreFailed
+from duelog.errors import ClosedError, DuelogError, StoreFailed, TransactionConflict
 from duelog.sending.wal_segments import CHECKPOINT_MS
 from tests.conftest import LeadingClock, present
 
@@ -42,6 +42,8 @@ class Twin:
     must: set[bytes] = field(default_factory=set)
     """Messages that have to come."""
     ids: dict[bytes, MessageId] = field(default_factory=dict)
+    transactions: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    """What each sends, which is the name of its document, too, and what it takes back or acknowledges."""
 
     def never(self, payload: bytes) -> None:
         """It was cancelled, or acknowledged."""
@@ -113,6 +115,32 @@ class Run:
         if durable:
             self.flushed()
 
+    def transact(self, name: bytes, received: ReceivedMessage, cancelled: bytes, moved: bytes, key: str | None) -> None:
+        """Send, acknowledge, cancel, reschedule, and write a document together: all of it, or nothing.
+
+        `received` is of topic "a", the others are of "b".
+        """
+        twin, before, now_ms = self.twin, copy.deepcopy(self.twin), self.clock.now_ms()
+        away = tuple(each for each in (bytes(received.payload), cancelled) if each in twin.from_ms)
+        twin.transactions[name] = away
+        twin.must.difference_update(away)
+        twin.from_ms |= {name: now_ms + 700, moved: min(twin.from_ms[moved], now_ms + 900)}
+        try:
+            with self.store.transaction() as tx:
+                tx.ack(received, consumer=self.consumers["a"])
+                tx.cancel("b", twin.ids[cancelled])
+                new_id = tx.reschedule("b", twin.ids[moved], deliver_after=0.9)
+                tx.send("b", name, deliver_after=0.7, dedup_key=key)
+                tx.put_document(name.decode(), b"stored", expected=None)
+        except TransactionConflict:
+            self.twin = before
+            return
+        twin.must.add(name)
+        twin.ids[moved] = present(new_id.value)
+        twin.from_ms[moved] = now_ms + 900
+        for payload in away:
+            twin.never(payload)
+
     def flushed(self) -> None:
         for payload in self.unwritten:
             self.twin.never(payload)
@@ -133,6 +161,10 @@ class Run:
         self._drain()
         if missing := self.twin.must - set(self.got):
             self.wrong.append(f"lost: {sorted(missing)}")
+        for name, away in self.twin.transactions.items():
+            has_document = self.store.documents.get(name.decode()) is not None
+            if {name in self.got, has_document, *(each not in self.got for each in away)} == {True, False}:
+                self.wrong.append(f"half of the transaction {name!r} was stored; its document: {has_document}")
         self._check("at the end")
         self._reopen()
         self._drain()  # what was in doubt may come now, and nothing twice
@@ -394,6 +426,17 @@ def reschedule(run: Run) -> None:
     run.store.tick()
 
 
+def transact(run: Run) -> None:
+    """Two transactions, one with a key, and one between them that conflicts: it stores nothing."""
+    first, second = run.consumers["a"].receive(2)
+    for at in range(4):
+        run.send("b", (b"to change %d" % at, 2_000 + 1_000 * at))
+    run.transact(b"first", first, b"to change 0", b"to change 1", None)
+    run.transact(b"never", first, b"to change 2", b"to change 3", "k")
+    run.transact(b"second", second, b"to change 2", b"to change 3", "k")
+    run.store.tick()
+
+
 def recur(run: Run) -> None:
     """A schedule is made, comes to its first time, and is made anew."""
     run.clock.set(START_MS + SPAN_MS - 3)
@@ -442,6 +485,7 @@ _ALL = (
     Scenario("close", SAVING, fired_messages, loaded, close),
     Scenario("cancel", CONFIG, waiting_messages, gone_ahead, cancel),
     Scenario("reschedule", CONFIG, waiting_messages, gone_ahead, reschedule),
+    Scenario("transact", CONFIG, fired_messages, loaded, transact),
     Scenario("recur", CONFIG, waiting_messages, loaded, recur),
     Scenario("serve", CONFIG, waiting_messages, Run.consume, serve, background=True),
 )

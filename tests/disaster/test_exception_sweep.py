@@ -78,6 +78,12 @@ def test_an_exception_at_any_line_loses_and_doubles_nothing(server: Server, scen
     assert swept(server, scenario, _WANTED) == []
 
 
+@pytest.mark.parametrize(("scenario", "file"), [("resolve", "store/env/reader_gate.py"), ("transact", "contextlib.py")])
+def test_an_exception_as_a_read_ends_keeps_no_later_write_out(server: Server, scenario: str, file: str) -> None:
+    """Its thread was taken to read for as long as its traceback was kept, and the store refused what it wrote."""
+    assert swept(server, scenario, "40", file=file) == []
+
+
 MUTANTS = [
     ("taken_is_not_given_back", "fire", "markers/firing/firing.py"),
     ("scheduler_dies", "serve", None),

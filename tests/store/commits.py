@@ -118,7 +118,7 @@ class Spy:
         return self._env.begin(*arguments, **options)
 
     def set_mapsize(self, size: int) -> None:
-        self.readers_at_growth.append(len(self._environment._gate._inside))
+        self.readers_at_growth.append(len(self._environment._gate.inside))
         self._env.set_mapsize(size)
 
     def sync(self, force: bool) -> None:
