@@ -591,7 +591,7 @@ class Subscription:
             count = work(dispatcher)
             if counted:
                 self._state.counts.acknowledged += count
-            moved = self._moved_ledger(before)
+            moved = dispatcher.acks.has_ended_ledger(before, self._topic.log)
             others_wait = self._state.max_in_flight or dispatcher.kept_back_count
         if others_wait:
             self._topic.changed()  # a consumer may hold less than its limit, a key may be free for another
@@ -605,13 +605,6 @@ class Subscription:
 
     def _await_copy(self) -> None:
         self._engine.settle(self._topic.name)
-
-    def _moved_ledger(self, before: Position) -> bool:
-        """Return True if mark-delete has reached the end of a ledger, so that there may be something to trim."""
-        after = self._state.acks.mark_delete
-        return after.ledger_id != before.ledger_id or (
-            after != before and self._topic.log.entries_of(after.ledger_id) == after.entry_id + 1
-        )
 
     def _place(self, given: Position) -> Position:
         return self._engine.place_of(self._topic, "messages", given)
@@ -722,21 +715,19 @@ class Subscription:
         entries = entries_of(message)
         sender, dues = self._engine.sending.sender, np.array([due_ms], dtype=np.int64)
 
-        def work(group: WriteBatch) -> tuple[int, tuple[int, int]]:
+        def work(group: WriteBatch) -> tuple[int, int]:
             fresh = self._flusher.acknowledge(group.main, topic, state, entries)
             if not any(fresh.values()):
                 raise _Acknowledged
-            return sum(map(len, fresh.values())), send(group)
+            return send(group)
 
         try:
             with Held() as held:
                 sender.within_quota(held, [topic], None, dues, now_ms, refused=False)
                 send = sender.sending_one(held, topic, due_ms, body, now_ms)
-                count, place = sender.write(work)
+                return MessageId(*sender.write(work))
         except _Acknowledged:
             return None
-        self._flusher.acknowledged_in_group(topic, state, count)
-        return MessageId(*place)
 
     def _check_received(self, message: ReceivedMessage) -> None:
         if not isinstance(message, ReceivedMessage) or (message.topic, message.subscription) != (

@@ -129,13 +129,12 @@ class _Units(list[Unit]):
 
 
 def _acknowledging(
-    held: Held, flusher: AckFlusher, topic: TopicState, state: SubscriptionState, acks: Sequence[tuple[Position, Ack]]
+    flusher: AckFlusher, topic: TopicState, state: SubscriptionState, acks: Sequence[tuple[Position, Ack]]
 ) -> Unit:
-    """The unit of work that acknowledges deliveries of one subscription; memory is told once `held` ends."""
-    entries, count = group_by_ledger([position for position, _ in acks]), 0
+    """The unit of work that acknowledges deliveries of one subscription."""
+    entries = group_by_ledger([position for position, _ in acks])
 
     def unit(group: WriteBatch) -> None:
-        nonlocal count
         fresh = flusher.acknowledge(group.main, topic, state, entries)
         with state.lock:
             for position, (message, consumer) in acks:
@@ -143,9 +142,7 @@ def _acknowledging(
                 if not is_held or position.entry_id not in fresh[position.ledger_id]:
                     where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
                     raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-        count = sum(map(len, fresh.values()))
 
-    held.stored.append(lambda: flusher.acknowledged_in_group(topic, state, count))
     return unit
 
 
@@ -345,11 +342,12 @@ class Transaction:
             try:
                 with Held() as held:
                     writer = engine.writer()
-                    held.stored.append(self._keep_results)
                     units = self._prepare(held)
                     if units:
                         units += [] if also is None else [also]
                         writer.write(units)
+                for result in self._results:
+                    result._stored = True
                 break
             except KeyChanged:
                 continue
@@ -359,10 +357,6 @@ class Transaction:
         if self._documents:
             engine.storage.main.flush()
         return True
-
-    def _keep_results(self) -> None:
-        for result in self._results:
-            result._stored = True
 
     def _prepare(self, held: Held) -> _Units:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
@@ -387,7 +381,7 @@ class Transaction:
         if keys or cancelled:
             engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
         if self._acks:
-            units += self._acknowledge(held)
+            units += self._acknowledge()
         for name, cancels in self._cancels.items():
             units.append(self._cancel(held, engine.topics.get(name), cancels))
         for topic, key, asked in cancelled:
@@ -410,7 +404,7 @@ class Transaction:
         for name, asked in self._reschedules.items():
             withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
-    def _acknowledge(self, held: Held) -> Iterator[Unit]:
+    def _acknowledge(self) -> Iterator[Unit]:
         by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}
         for ack in self._acks:
             message = ack.message
@@ -422,7 +416,7 @@ class Transaction:
                 raise UnknownSubscription(name, subscription)
             if not state.durable:
                 raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
-            yield _acknowledging(held, self._engine.delivery.flusher, topic, state, acks)
+            yield _acknowledging(self._engine.delivery.flusher, topic, state, acks)
 
     def _cancel(self, held: Held, topic: TopicState, cancels: Sequence[_Cancel]) -> Unit:
         ids = [each.message_id for each in cancels]

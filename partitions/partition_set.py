@@ -226,15 +226,15 @@ class OpenEnvironments:
         if unwanted is not None and not unwanted.leases and unwanted.start_ms in self._open:
             self._open.move_to_end(unwanted.start_ms, last=False)
             surplus = max(surplus, 1)
+        if surplus <= 0 and len(self._written) <= self._most_written:
+            return []
         return [
             *self._idle(self._open, surplus),
             *self._idle(self._written, len(self._written) - self._most_written),
         ]
 
     def _idle(self, opened: OrderedDict[int, Partition], surplus: int) -> list[Partition]:
-        if surplus <= 0:
-            return []
-        idle = list(islice((partition for partition in opened.values() if not partition.leases), surplus))
+        idle = list(islice((partition for partition in opened.values() if not partition.leases), max(surplus, 0)))
         for partition in idle:
             partition.closing = True
             partition.forget_logs()

@@ -105,6 +105,13 @@ class AckSet:
         """True if ``changes`` may have anything to write. O(1)."""
         return self._mark_dirty or bool(self._dirty)
 
+    def has_ended_ledger(self, before: Position, ledgers: LedgerList) -> bool:
+        """Return whether mark-delete, which was at ``before``, has come to the end of a ledger: it may be trimmed."""
+        after = self._mark_delete
+        if after.ledger_id != before.ledger_id:
+            return True
+        return after != before and ledgers.entries_of(after.ledger_id) == after.entry_id + 1
+
     def is_acked(self, position: Position) -> bool:
         """Return True if ``position`` is acknowledged. It does not check that the position exists. O(1)."""
         if position <= self._mark_delete:

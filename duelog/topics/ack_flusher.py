@@ -1,5 +1,7 @@
 """Acknowledgements take effect in memory at once and reach the disk here, many subscriptions in one commit."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,18 +80,14 @@ class AckFlusher:
         if moved_ledger:
             self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
-    def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState, count: int = 0) -> None:
-        """A group has written acknowledgements (`acknowledge`): see to their attempts, and that ledgers are trimmed.
-
-        It writes nothing, so that what is stored is not told as an error: the tick does. count: of consumers'.
-        """
-        with subscription.lock:
-            subscription.counts.acknowledged += count
+    def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState, *, moved_ledger: bool) -> None:
+        """A group has written acknowledgements, and memory knows: have what they changed besides be seen to later."""
         topic.changed()
         now_ms = self._clock.now_ms()
-        if self.mark(subscription, now_ms):
+        if subscription.changed and self.mark(subscription, now_ms):  # attempts
             self._wake()
-        self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
+        if moved_ledger:
+            self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
     def due_ms(self) -> int | None:
         return self._due_ms
@@ -105,7 +103,7 @@ class AckFlusher:
             def work(transaction: Transaction, start: int = start) -> None:
                 for subscription in dirty[start : start + _SUBSCRIPTIONS_A_GROUP]:
                     if subscription.changed:
-                        transaction.stage(subscription, _StagedAcks).write(transaction)
+                        transaction.stage(subscription, self._staged).write(transaction)
 
             try:
                 self._main.write(work, makes_space=True)
@@ -132,41 +130,52 @@ class AckFlusher:
         reach("acks.before")
 
         def counted(transaction: Transaction) -> int:
-            fresh = [self.acknowledge(transaction, *each) for each in acknowledged]
+            fresh = [self.acknowledge(transaction, *each, counted=False) for each in acknowledged]
             work(transaction, fresh)
             return sum(len(each) for of_one in fresh for each in of_one.values())
 
-        count = self._main.write(counted, makes_space=True)
-        for topic, subscription, _ in acknowledged:
-            self.acknowledged_in_group(topic, subscription)
-        return count
+        return self._main.write(counted, makes_space=True)
 
-    @staticmethod
     def acknowledge(
-        transaction: Transaction, topic: TopicState, subscription: SubscriptionState, entries: Mapping[int, BitMap]
+        self,
+        transaction: Transaction,
+        topic: TopicState,
+        subscription: SubscriptionState,
+        entries: Mapping[int, BitMap],
+        *,
+        counted: bool = True,
     ) -> Mapping[int, BitMap]:
         """Acknowledge entries in a unit of work; those that it alone acknowledges. Memory hears of it with its group.
 
-        `acknowledged_in_group` follows.
+        counted: as acknowledged by consumers.
         """
-        staged = transaction.stage(subscription, _StagedAcks)
+        staged = transaction.stage(subscription, self._staged)
         staged.write(transaction)
-        return staged.acknowledge(transaction, topic, entries)
+        return staged.acknowledge(transaction, topic, entries, counted=counted)
+
+    def _staged(self, subscription: SubscriptionState) -> _StagedAcks:
+        return _StagedAcks(self, subscription)
 
 
 class _StagedAcks:
     """The acknowledgements of a subscription as a group leaves them. For the leader."""
 
-    __slots__ = ("_acknowledged", "_attempts", "_changes", "_copy", "_is_written", "_subscription")
+    __slots__ = ("_acknowledged", "_attempts", "_changes", "_copy", "_count", "_flusher", "_is_written",
+                 "_subscription", "_topic")  # fmt: skip
 
-    def __init__(self, subscription: SubscriptionState) -> None:
+    def __init__(self, flusher: AckFlusher, subscription: SubscriptionState) -> None:
+        self._flusher = flusher
         self._subscription = subscription
         self._is_written = False
         self._changes: list[AckChanges] = []
         self._attempts: Blocks = {}
         self._copy: AckSet | None = None
         """Those of memory, and those that the group acknowledges."""
-        self._acknowledged: list[tuple[TopicState, Mapping[int, BitMap]]] = []
+        self._topic: TopicState | None = None
+        """The subscription's, where the group itself acknowledges entries."""
+        self._acknowledged: list[Mapping[int, BitMap]] = []
+        self._count = 0
+        """Those of them that count as acknowledged by consumers."""
 
     def write(self, transaction: Transaction) -> None:
         """Write what has changed in memory, once: it is all that was acknowledged before a request was queued."""
@@ -182,7 +191,7 @@ class _StagedAcks:
             subscription.write_changes(transaction, self._changes, self._attempts)
 
     def acknowledge(
-        self, transaction: Transaction, topic: TopicState, entries: Mapping[int, BitMap]
+        self, transaction: Transaction, topic: TopicState, entries: Mapping[int, BitMap], *, counted: bool
     ) -> Mapping[int, BitMap]:
         """Write acknowledgements that memory hears of once they are durable; those that were none before."""
         if self._copy is None:
@@ -193,18 +202,27 @@ class _StagedAcks:
         acks, fresh = self._copy, {}
         for ledger_id, of_ledger in entries.items():
             fresh[ledger_id] = acks.unacked_of(ledger_id, of_ledger)
-            acks.ack(ledger_id, of_ledger, topic.log)
+            count = acks.ack(ledger_id, of_ledger, topic.log)
+            self._count += count if counted else 0
         changes = acks.take_changes()
         self._changes.append(changes)
         self._subscription.write_changes(transaction, (changes,))
-        self._acknowledged.append((topic, entries))
+        self._topic = topic
+        self._acknowledged.append(entries)
         return fresh
 
     def committed(self) -> None:
-        subscription = self._subscription
+        subscription, topic, moved = self._subscription, self._topic, False
+        acks = subscription.acks
         with subscription.lock:
-            for topic, entries in self._acknowledged:
-                subscription.acknowledge(entries, topic.log)
+            if topic is not None:
+                before = acks.mark_delete
+                for entries in self._acknowledged:
+                    subscription.acknowledge(entries, topic.log)
+                subscription.counts.acknowledged += self._count
+                moved = acks.has_ended_ledger(before, topic.log)
             for changes in self._changes:
-                subscription.acks.wrote(changes)
+                acks.wrote(changes)
             subscription.attempts.wrote(self._attempts)
+        if topic is not None:
+            self._flusher.acknowledged_in_group(topic, subscription, moved_ledger=moved)

@@ -93,7 +93,8 @@ class Topics:
 
     def find(self, name: TopicName) -> TopicState | None:
         """The topic, loaded if need be; None when there is none. O(1) once loaded."""
-        return self._known(name) or self._find_all([name])[0]
+        state = self._by_name.get(name)
+        return self._find_all([name])[0] if state is None or state.deleted else state
 
     def _known(self, name: TopicName) -> TopicState | None:
         """The topic, if it is in memory, and there; of a read-only store nothing is kept."""
