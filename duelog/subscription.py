@@ -523,7 +523,7 @@ class Subscription:
             return None
         before = dispatcher.acks.mark_delete
         dispatcher.ack(None, gone)
-        return self._moved_ledger(before)
+        return dispatcher.acks.has_ended_ledger(before, self._topic.log)
 
     def _route(self, batch: ReceivedMessages) -> ReceivedMessages:
         """Return the messages of a batch for the handler; the rest (for others, expired, dead) is acknowledged."""

@@ -21,7 +21,7 @@ from ..store.codec.body import decode_body
 from ..store.codec.format import Table, copied_key, seal, split_attempts_key
 from ..store.codec.run import ReadBodies, Run, RunKind
 from ..store.codec.sent_ids import split_numbered_key
-from ..store.env.body_file import BodyMaps
+from ..store.env.body_file import BodyMaps, BodyReader
 from ..store.env.environment import Environment
 from ..store.errors import CorruptEntry, DamagedStore, DuelogError, InvalidArgument
 from ..store.log import catalog
@@ -150,7 +150,7 @@ def wal_rows(store: Path, *, entries: bool = False) -> Iterator[Row]:
             for row in single_rows(group.rows()):
                 place = "main" if row.start_ms == MAIN else f"partition {directory_name(row.start_ms)}"
                 if row.kind == RowKind.RUN:
-                    read = BodyMaps(str(environment_path(store, row.start_ms))).reader()
+                    read = BodyReader(BodyMaps(str(environment_path(store, row.start_ms))))
                     found = _run_rows(place, row.key, bytes(row.value), entries, read)
                 elif row.kind == RowKind.DELETE:
                     found = iter([Row(Table(row.key[0]).name, _KEYS[Table(row.key[0])](row.key), {"deleted": True})])

@@ -16,7 +16,7 @@ from pathlib import Path
 from duelog.partitions.partition import environment_path
 from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
-from duelog.store.env.body_file import BodyMaps, body_files
+from duelog.store.env.body_file import BodyMaps, BodyReader, body_files
 from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
 from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -226,12 +226,12 @@ class LogTail:
 
     def _with_bodies(self, group: RawGroup) -> RawGroup:
         """A group that was read from the disk with the bodies that it names. Raises LogLost."""
-        kept, found = BodyMaps(str(self._directory)).reader(), []
+        kept, found = BodyReader(BodyMaps(str(self._directory))), []
         for start_ms, ledger_id, at, length in group.bodies_apart():
             bodies = kept(ledger_id, at, length)
             if len(bodies) < length:  # a file without a second name is in its place alone
-                beside = BodyMaps(str(environment_path(self._path, start_ms)))
-                bodies = beside.reader()(ledger_id, at, length)
+                beside = BodyReader(BodyMaps(str(environment_path(self._path, start_ms))))
+                bodies = beside(ledger_id, at, length)
             if len(bodies) < length:
                 raise LogLost(f"bodies that group {group.position} of the log names are gone")
             found.append(bodies)

@@ -100,19 +100,20 @@ class Suspensions:
 
     def run(self, part: Part, now_ms: int, action: Callable[[], T], otherwise: T) -> T:
         """The value of `action`; `otherwise` where it fails, and until it is tried again. Raises as `failed`."""
-        if self.is_suspended(part, now_ms):
+        if self._suspended and self.is_suspended(part, now_ms):
             return otherwise
         try:
             value = action()
         except Exception as error:
             self.failed(part, error, now_ms)
             return otherwise
-        self.succeeded(part, now_ms)
+        if self._suspended:
+            self.succeeded(part, now_ms)
         return value
 
     def is_suspended(self, part: Part, now_ms: int) -> bool:
         """Return whether a part is suspended and not to be tried yet; a clock that was set back holds nothing up."""
-        found = self._suspended.get(part) if self._suspended else None
+        found = self._suspended.get(part)
         return found is not None and found.failed_ms <= now_ms < found.retry_ms
 
     def failed(self, part: Part, error: Exception, now_ms: int) -> None:
@@ -147,20 +148,20 @@ class Suspensions:
         self._log.log(logging.ERROR, text, *values, error=None if expected else error)
 
     def succeeded(self, part: Part, now_ms: int) -> None:
-        found = self._suspended.pop(part, None) if self._suspended else None
+        found = self._suspended.pop(part, None)
         if found is not None:
             lasted_ms = now_ms - found.since_ms
             self._log.log(logging.WARNING, "%s: %s goes on, after %d ms", self._main.path.parent, found, lasted_ms)
 
     def retry_ms(self, part: Part) -> int | None:
         """When a suspended part is tried again; None: it is not suspended."""
-        found = self._suspended.get(part) if self._suspended else None
+        found = self._suspended.get(part)
         return None if found is None else found.retry_ms
 
     def not_before(self, part: Part, due_ms: int | None) -> int | None:
         """When a part that is due at `due_ms` has its turn."""
-        retry_ms = self.retry_ms(part)
-        return due_ms if due_ms is None or retry_ms is None else max(due_ms, retry_ms)
+        found = self._suspended.get(part)
+        return due_ms if due_ms is None or found is None else max(due_ms, found.retry_ms)
 
     def next_ms(self, now_ms: int) -> int | None:
         return min((found.retry_ms for found in self.all() if found.retry_ms > now_ms), default=None)

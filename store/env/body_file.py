@@ -131,10 +131,6 @@ class BodyMaps:
         self._changing = threading.Lock()
         self._kept: dict[int, memoryview] = {}
 
-    def reader(self) -> "BodyReader":
-        """Make the reader of a transaction."""
-        return BodyReader(self)
-
     def map(self, ledger_id: int, end: int) -> memoryview:
         """The body file of a ledger, up to byte `end` or more; less where it ends before, none where it is not there.
 

@@ -43,7 +43,7 @@ from ..files.process import here
 from ..files.system_errors import explain, explained, in_doubt, out_of_space, reserve_lock_file
 from ..listener import StoreListener, tell
 from . import page_cache
-from .body_file import BodyMaps, body_files
+from .body_file import BodyMaps, BodyReader, body_files
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_position
 from .page_cache import Eviction
@@ -412,7 +412,7 @@ class Environment:
             if self._last_run is None:
                 cursor = raw.cursor()
                 self._last_run = max(cursor.key(), RUN_PREFIX) if cursor.last() else RUN_PREFIX
-            transaction = LmdbTransaction(raw, self._last_run, self._memtable, self._bodies.reader())
+            transaction = LmdbTransaction(raw, self._last_run, self._memtable, BodyReader(self._bodies))
             value = self._work(work, transaction)
         except BaseException as error:
             if raw is not None:  # with a transaction left open all others would wait for ever
@@ -656,7 +656,8 @@ class Read(Reading):
         while True:
             try:
                 super().__enter__()
-                environment._check_open()
+                if environment._closed or here.pid != environment._process:
+                    environment._check_open()
                 if self._frozen and look is None and memtable is not None:
                     with memtable.publishing:
                         unapplied, last = memtable.view.copy(), memtable.publication.position
@@ -668,7 +669,7 @@ class Read(Reading):
                         unapplied = look(applied_position(raw))
                         if environment.in_place.is_replaced:  # the log forgets what is applied to the other file
                             raise DayAway(environment.path, "went and came as it was read")
-                    return ReadTransaction(raw, unapplied, environment._bodies.reader())
+                    return ReadTransaction(raw, unapplied, BodyReader(environment._bodies))
             except BaseException as error:
                 self.__exit__(None, error)
                 raise

@@ -233,7 +233,7 @@ class Memtable:
         self.view = Unapplied.nothing()
         """Replaced by the rest when some rows are applied; new rows are added in place."""
         self.position = 0
-        """The place in the write-ahead log of the last group whose rows are here: segment number << 32 | sequence."""
+        """The place in the write-ahead log of the last group that added rows here: segment number << 32 | sequence."""
         self.publishing = publication.lock
         """Held while rows are added and memory hears of them, or a view takes another's place."""
 
@@ -246,6 +246,8 @@ class Applied:
 
     def __init__(self, memtable: Memtable) -> None:
         self._memtable = memtable
+        self.position = -1
+        """The place of the last group whose rows it was given."""
         self._runs: dict[int, int] = {}
         self._records: dict[bytes, Entry] = {}
 
@@ -273,9 +275,12 @@ class Applied:
         """Have the memtable forget the rows that were given: the transaction is on disk."""
         memtable = self._memtable
         with memtable.publishing:
-            view = memtable.view
-            runs = {ledger: left for ledger, rows in view.runs.items() if (left := rows[self._runs.get(ledger, 0) :])}
-            memtable.view = Unapplied(runs, Records(self._others()))
+            if memtable.position == self.position:
+                memtable.view = Unapplied.nothing()
+                return
+            runs = memtable.view.runs.items()
+            left = {ledger_id: rest for ledger_id, rows in runs if (rest := rows[self._runs.get(ledger_id, 0) :])}
+            memtable.view = Unapplied(left, Records(self._others()))
 
 
 class ReadTransaction:
@@ -409,6 +414,9 @@ def apply_rows(applied: Applied, memtable: Memtable, transaction: Any) -> None:
         if (publication := memtable.publication).torn:
             raise publication.failed or StoreFailed(Path("wal"), "a group was broken off while memory was told of it")
         position = memtable.position
+        if position == applied.position:
+            return
+        applied.position = position
         records, runs_by_ledger = applied.records(), list(applied.rows())
     if not (records or runs_by_ledger):
         return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from duelog.store.env import body_file
-from duelog.store.env.body_file import BodyMaps, StagedBodies, append_bodies, body_files, end_of
+from duelog.store.env.body_file import BodyMaps, BodyReader, StagedBodies, append_bodies, body_files, end_of
 from tests.conftest import BodyMapsMade
 
 
@@ -29,7 +29,7 @@ def test_bodies_begin_at_pages_and_are_read_back(tmp_path: Path) -> None:
     assert end_of(str(path)) % 4096 == 0
     at = end_of(str(path))
     append(path, at, b"second", named=True)
-    read = BodyMaps(str(tmp_path)).reader()
+    read = BodyReader(BodyMaps(str(tmp_path)))
     assert read(7, 0, 13_890) == b"".join(first)
     assert bytes(read(7, at + 2, 100)) == b"cond"
     assert bytes(read(7, end_of(str(path)), 1)) == bytes(read(8, 0, 1)) == b""
@@ -65,10 +65,10 @@ def test_a_map_outlives_the_transaction_that_made_it(tmp_path: Path, body_maps: 
     path = body_file.body_file(tmp_path, 7)
     append(path, 0, b"first")
     maps = BodyMaps(str(tmp_path))
-    assert [bytes(maps.reader()(7, 0, 5)) for _ in range(3)] == [b"first"] * 3
+    assert [bytes(BodyReader(maps)(7, 0, 5)) for _ in range(3)] == [b"first"] * 3
     assert len(body_maps.made) == 1
     append(path, 4096, b"second", named=True)
-    assert bytes(maps.reader()(7, 4096, 6)) == bytes(maps.reader()(7, 4096, 6)) == b"second"
+    assert bytes(BodyReader(maps)(7, 4096, 6)) == bytes(BodyReader(maps)(7, 4096, 6)) == b"second"
     assert (len(body_maps.made), body_maps.alive()) == (2, 1)
 
 
@@ -79,10 +79,10 @@ def test_few_maps_outlive_a_transaction_and_none_that_may_be_removed_elsewhere(
     for ledger_id in range(10):
         append(body_file.body_file(tmp_path, ledger_id), 0, b"%d" % ledger_id)
     maps = BodyMaps(str(tmp_path))
-    assert [bytes(maps.reader()(ledger_id, 0, 1)) for ledger_id in range(10)] == [b"%d" % n for n in range(10)]
+    assert [bytes(BodyReader(maps)(ledger_id, 0, 1)) for ledger_id in range(10)] == [b"%d" % n for n in range(10)]
     assert body_maps.alive() == body_file._MOST_KEPT
     maps.forget()
-    assert bytes(BodyMaps(str(tmp_path), is_read_only=True).reader()(3, 0, 1)) == b"3"
+    assert bytes(BodyReader(BodyMaps(str(tmp_path), is_read_only=True))(3, 0, 1)) == b"3"
     assert body_maps.alive() == 0
 
 
@@ -90,10 +90,10 @@ def test_a_transaction_has_what_it_has_read_of_a_file_that_is_removed(tmp_path: 
     """It ends, and the space is given back; what begins then finds nothing."""
     append(body_file.body_file(tmp_path, 7), 0, b"first")
     maps = BodyMaps(str(tmp_path))
-    read = maps.reader()
+    read = BodyReader(maps)
     assert bytes(read(7, 0, 2)) == b"fi"
     maps.remove(7)
     assert bytes(read(7, 2, 3)) == b"rst"
-    assert (bytes(maps.reader()(7, 0, 5)), body_files(tmp_path)) == (b"", {})
+    assert (bytes(BodyReader(maps)(7, 0, 5)), body_files(tmp_path)) == (b"", {})
     del read
     assert body_maps.alive() == 0

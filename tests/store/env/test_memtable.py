@@ -232,20 +232,15 @@ def test_a_deletion_that_comes_while_a_commit_works_is_not_taken_for_applied(
     opened: Environment, memtable: Memtable
 ) -> None:
     """Nor one that came before it, for the row that came behind."""
-    memtable.view.add_record(KEY, b"1")
 
-    def work(_: Transaction) -> None:
-        memtable.view.add_record(KEY, None)
+    def publish(fields: bytes | None) -> None:
+        memtable.view.add_record(KEY, fields)
         memtable.position += 1
 
-    opened.write(work)
-    assert opened.get(KEY) is None
-    memtable.view.add_record(KEY, b"2")
-    opened.write(lambda _: memtable.view.add_record(KEY, None))
-    assert opened.get(KEY) is None
-    memtable.view.add_record(KEY, None)
-    opened.write(lambda _: memtable.view.add_record(KEY, b"3"))
-    assert opened.get(KEY) == b"3"
+    for before, meanwhile in ((b"1", None), (b"2", None), (None, b"3")):
+        publish(before)
+        opened.write(lambda _, fields=meanwhile: publish(fields))  # type: ignore[misc]
+        assert opened.get(KEY) == meanwhile
 
 
 @pytest.mark.parametrize("where", ["work", "map"])
