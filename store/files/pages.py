@@ -212,7 +212,7 @@ class PageWalk:
         self._page_bytes = page_bytes
         self._last_page = last_page
         self._file_bytes = os.fstat(descriptor).st_size
-        self._pages = min(last_page + 1, page_count(descriptor, page_bytes))
+        self._pages = min(last_page + 1, -(-self._file_bytes // page_bytes))
         self.used = BitMap64([0, 1])
         """The pages that were met."""
         self.claims = 2
@@ -412,7 +412,7 @@ def refuse_broken(directory: Path, *, every_header: bool = False) -> "DataFile":
     """
     problems: list[str] = []
     before: object = None
-    with explained(directory), _there(directory) as descriptor:
+    with explained(directory), open_file(directory) as descriptor:
         while not problems or meta_in_force(descriptor) != before:
             before = page_bytes, metas = meta_in_force(descriptor)
             data = _facts(directory, descriptor, page_bytes, metas)
@@ -583,16 +583,6 @@ class DataFile(NamedTuple):
         return (self.last_page + 1) * self.page_bytes > self.file_bytes
 
 
-@contextmanager
-def _there(directory: Path) -> Iterator[int]:
-    """`open_file`. Raises DamagedStore where it is missing."""
-    try:
-        with open_file(directory) as descriptor:
-            yield descriptor
-    except FileNotFoundError as error:
-        raise DamagedStore(directory / "data.mdb", "is missing") from error
-
-
 def _facts(directory: Path, descriptor: int, page_bytes: int, metas: list[MetaPage]) -> DataFile:
     file_bytes = os.fstat(descriptor).st_size
     if not metas:
@@ -603,8 +593,8 @@ def _facts(directory: Path, descriptor: int, page_bytes: int, metas: list[MetaPa
 
 
 def inspect(directory: Path) -> DataFile:
-    """Read the meta pages of `directory`/data.mdb. Raises DamagedStore when no valid one is there."""
-    with _there(directory) as descriptor:
+    """Read the meta pages of `directory`/data.mdb. Raises DamagedStore when no valid one is there, and as `explain`."""
+    with explained(directory), open_file(directory) as descriptor:
         return _facts(directory, descriptor, *meta_in_force(descriptor))
 
 
