@@ -340,7 +340,7 @@ class PendingEntries:
         partition = self._partitions.begin_append(due_ms, now_ms, topic_id)
         if partition is None:
             raise BrokenInvariant(f"the partition of {due_ms} is closed before its end, now {now_ms}")
-        held.ends.append(partial(self._partitions.end_append, partition))
+        held.ends.append(partial(self._partitions.end_appends, (partition,)))
         return partition.log_to_append(topic_id, self._partitions.new_ledger)
 
     def places(self, held: Held, new: Successors, now_ms: int) -> list[tuple[PartitionLog | None, list[int]]]:

@@ -482,15 +482,14 @@ class PartitionSet:
     def release(self, partition: Partition, *, keep: bool = True) -> None:
         with self._lock:
             partition.leases -= 1
-            if not partition.leases:
-                self._let_go(partition)
+            self._let_go(partition)
             self._open.used(partition)
             surplus = self._open.surplus(None if keep else partition)
         if surplus:
             self._open.close_idle(surplus)
 
     def begin_append(self, due_ms: int, now_ms: int, topic_id: int) -> Partition | None:
-        """Lease the partition of a due time to append to until `end_append`, a new one if missing; None: it is closed.
+        """Lease the partition of a due time to append to until `end_appends`, a new one if missing; None: it is closed.
 
         The environment is opened only where the end of the topic's log is not known.
         """
@@ -547,9 +546,6 @@ class PartitionSet:
             if partition.start_ms - self._config.preload_ms <= now_ms:
                 partition.stop_evicting()
         return accepted
-
-    def end_append(self, partition: Partition) -> None:
-        self.end_appends((partition,))
 
     def end_appends(self, partitions: Sequence[Partition | None]) -> None:
         with self._lock:

@@ -98,6 +98,8 @@ def _position(item: Acknowledgeable) -> Position:
 
 def entries_of(messages: Acknowledgeable | Iterable[Acknowledgeable]) -> dict[int, BitMap]:
     """The positions of one message or many, as entry ids by ledger id. Raises InvalidArgument."""
+    if isinstance(messages, ReceivedMessage):
+        return group_places((messages._place,))
     if isinstance(messages, ReceivedMessages):
         return group_places(messages.places)
     if isinstance(messages, MessageIds):

@@ -138,7 +138,7 @@ def group_places(places: Sequence[Place]) -> dict[int, BitMap]:
     if places and set(map(type, places)) == _NUMBERS:  # numbers, as the log's reader makes them
         ledger_id = min(places) >> 32  # type: ignore[operator]
         if max(places) >> 32 == ledger_id:  # type: ignore[operator]
-            return {ledger_id: BitMap([place & ENTRY_MASK for place in places])}  # type: ignore[operator]
+            return {ledger_id: bitmap([place & ENTRY_MASK for place in places])}  # type: ignore[operator]
     return group_by_ledger([position_at(place) for place in places])
 
 

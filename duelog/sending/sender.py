@@ -330,7 +330,7 @@ class Sender:
             try:
                 place = self._wal_writer.write(self._delayed(topic, partition, due_ms, body, also))
             finally:
-                self._partitions.end_append(partition)
+                self._partitions.end_appends((partition,))
         topic.count_sent(1)
         return MessageId(*place)
 
@@ -344,7 +344,7 @@ class Sender:
         partition = self._partitions.begin_append(due_ms, now_ms, topic.topic_id) if is_delayed else None
         if partition is None:
             return self._direct(topic, due_ms, body, now_ms, None)
-        held.ends.append(partial(self._partitions.end_append, partition))
+        held.ends.append(partial(self._partitions.end_appends, (partition,)))
         return self._delayed(topic, partition, due_ms, body, None)
 
     @staticmethod

@@ -362,7 +362,7 @@ class SendingRules(Machine):
             for start_ms in {due_ms - due_ms % span_ms for due_ms in dues}:
                 partition = partitions.begin_append(start_ms, now_ms, topic_id)
                 if partition is not None:
-                    leases.callback(partitions.end_append, partition)
+                    leases.callback(partitions.end_appends, [partition])
                     partition.log_to_append(topic_id, partitions.new_ledger)
             yield
 

@@ -30,7 +30,7 @@ def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_clo
     assert second is not None
     assert partitions.begin_append(FIRST_MS, START_MS, topic_id) is first
     first.log_to_append(topic_id, partitions.new_ledger)
-    partitions.end_append(first)
+    partitions.end_appends([first])
     with partitions.lease(first):
         pass
     begun: list[PartitionLog] = []
