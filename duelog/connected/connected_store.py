@@ -33,6 +33,7 @@ from duelog.store.errors import (
     UnknownSubscription,
     short_names,
 )
+from duelog.store.files.directory import checked_path
 from duelog.store.log.documents import Documents
 from duelog.store.message import Dedup, Message, ReceivedMessage
 from duelog.store.names import TopicName, validate_subscription_name
@@ -92,6 +93,8 @@ def connect(
         raise InvalidArgument("prefetch", prefetch, "expected an int of at least 0")
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
+    if not isinstance(name, str | None):
+        raise InvalidArgument("name", name, "expected a str")
     text, patience_s = os.fspath(place), duration_ms("reconnect", reconnect) / 1_000
     if "://" in text and not is_address(text):
         raise InvalidArgument("place", place, "expected a directory, duelog://host:port or duelog+ssl://host:port")
@@ -100,7 +103,7 @@ def connect(
         raise InvalidArgument("reconnect", reconnect, f"expected at most {LONGEST_RECONNECT_S} s")
     if token is not None and not is_address(text):
         raise InvalidArgument("token", None, "goes with an address: a directory's own user is let in")
-    trust = None if tls_trust is None else Path(tls_trust)
+    trust = None if tls_trust is None else checked_path("tls_trust", tls_trust)
     while True:
         try:
             found = _connection(text, token, trust, patience_s)

@@ -52,7 +52,7 @@ def connecting(place: str, trust: Path | None) -> Callable[[], Any]:
     trust: certificates in PEM; None: those of this machine.
     """
     match = _ADDRESS.fullmatch(place)
-    if match is None:
+    if match is None or not 0 < int(match[3]) < 1 << 16:
         raise InvalidArgument("place", place, "expected duelog://host:port or duelog+ssl://host:port")
     encrypted, host, port = match[1] is not None, match[2].strip("[]"), int(match[3])
     context = None

@@ -112,7 +112,7 @@ class TaskFunction(Generic[P, R]):
         try:
             payload = self._codec.encode(given)
             self._codec.decode(payload, type=self._arguments)
-        except (msgspec.ValidationError, TypeError) as error:
+        except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
             text, _, place = str(error).partition(" - at `$.")
             name = place.rstrip("`").partition(".")[0].partition("[")[0]
             raise InvalidArgument(name or "arguments", given.get(name, given), text) from None

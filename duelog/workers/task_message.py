@@ -1,5 +1,6 @@
 """TaskMessage: a message that a task is run for, and the transaction that acknowledges it and sends what follows."""
 
+import inspect
 from typing import NamedTuple
 
 from duelog.store.errors import InvalidArgument
@@ -58,6 +59,8 @@ def follow(message: TaskMessage, result: object) -> bool:
 
     Raises InvalidArgument, and as the transaction.
     """
+    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidArgument("result", result, "the task has not run: it only made this, and nobody goes through it")
     found = [result] if isinstance(result, FollowUp) else result
     if not isinstance(found, (list, tuple)) or not any(isinstance(each, FollowUp) for each in found):
         return False

@@ -131,7 +131,7 @@ class Worker:
         It takes the message, in one parameter annotated as such or not at all; or arguments of its own, which JSON and
         its annotations have: then it becomes a `TaskFunction`, whose `send` has a worker call it with them. A method
         of an object is one too. A `FollowUp` that it returns, or a list of them, is sent in the transaction that
-        acknowledges its message; whatever else it returns is ignored.
+        acknowledges its message; a coroutine or generator fails the attempt; whatever else it returns is ignored.
 
         subscription: None: the worker's name. concurrency: how many messages it runs at a time; it holds no others.
         retries: how often a message is run again before it is a dead letter; None: any number of times. Where
@@ -153,6 +153,8 @@ class Worker:
         They must be quick; what they raise is logged. Raises InvalidArgument.
         """
 
+        of = TopicName.parse(topic)
+
         def decorate(function: Any, /) -> Any:
             name = self.name if subscription is None else subscription
             made, handler = function, function
@@ -161,7 +163,6 @@ class Worker:
                 handler = made.handler()
             hooks = Hooks(on_start, on_success, on_retry, on_dead_letter)
             task = Task(handler, topic, name, concurrency, retries, backoff, timeout, hooks)
-            of = TopicName.parse(topic)
             with self._changing:
                 if self._store is not None:
                     raise InvalidArgument("task", task.name, f"worker {self.name!r} runs already")

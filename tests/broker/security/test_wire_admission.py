@@ -1,6 +1,7 @@
 """Permissions of roles; and tokens, permissions, certificates of `duelog.connect` over TCP."""
 
 import base64
+import re
 import socket
 import ssl
 import struct
@@ -273,8 +274,12 @@ def test_a_client_that_goes_before_it_is_taken_is_no_error(
 
 def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     """So are a token for a directory, and an address where nobody listens."""
-    with pytest.raises(InvalidArgument, match=r"place='duelog://localhost': expected duelog://host:port"):
-        duelog.connect("duelog://localhost")
+    for place in ("duelog://localhost", "duelog://localhost:0", "duelog+ssl://localhost:65536"):
+        with pytest.raises(InvalidArgument, match=rf"place='{re.escape(place)}': expected duelog://host:port"):
+            duelog.connect(place)
+    for field in ("name", "tls_trust"):
+        with pytest.raises(InvalidArgument, match=f"{field}=5: expected a"):
+            duelog.connect("duelog://localhost:1", **{field: 5})  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="token=None: goes with an address"):
         duelog.connect(tmp_path, token="x")
     with pytest.raises(Disconnected, match="no process serves this store"):

@@ -974,6 +974,8 @@ def test_a_bad_task_is_refused_by_its_field(tmp_path: Path) -> None:
                 worker.task(**{"topic": "t", field: value})(print)
     with pytest.raises(InvalidArgument, match=r"^function="):
         worker.task("t")(None)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgument, match=r"^topic=<built-in function print>"):
+        worker.task(print)  # type: ignore[arg-type]  # a decorator without its call: no task was made, and nothing said
     assert not (tmp_path / "s").exists()
 
 

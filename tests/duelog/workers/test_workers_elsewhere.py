@@ -81,6 +81,7 @@ def test_a_function_runs_with_the_arguments_that_were_sent(store: DelayedStore, 
     [
         ({"user": "7", "text": "pay"}, "user", "Expected `int`, got `str`"),
         ({"user": 7, "text": object()}, "arguments", "Encoding objects of type object"),
+        ({"user": 7, "text": "\ud800"}, "arguments", "surrogates not allowed"),
         ({"user": 7, "text": None}, "text", "Expected `str`, got `null`"),
     ],
 )
@@ -170,6 +171,32 @@ def test_what_a_task_returns_is_sent_when_its_message_is_acknowledged(store: Del
     assert seen == ["begin", "begin", "middle 7", "end"]
     assert [message.payload for message in store.topic("archive").scheduled()] == [b"x"]
     assert all(store.topic(name).subscription("worker").stats().backlog == 0 for name in ("begin", "middle", "end"))
+
+
+def test_what_a_task_only_made_and_nobody_runs_is_a_failed_attempt(store: DelayedStore) -> None:
+    """A generator, by `yield` in place of `return`, and a coroutine were acknowledged, and nothing of them had run."""
+    worker = Worker(store)
+
+    async def pause() -> None: ...
+
+    begun_by_nobody = pause()
+
+    async def steps(message: ReceivedMessage) -> Any:
+        yield message
+
+    @worker.task("numbers", retries=0)
+    def count(number: int) -> Any:
+        yield number
+
+    worker.task("coroutine", retries=0)(lambda message: begun_by_nobody)
+    worker.task("steps", retries=0)(steps)
+    with worker:
+        count.send(7)
+        store.topic("coroutine").send(b"x")
+        store.topic("steps").send(b"x")
+        until(lambda: len(list(store.dead_letters())) == 3)
+    assert all("the task has not run" in str(letter.reason) for letter in store.dead_letters())
+    begun_by_nobody.close()
 
 
 def test_hooks_hear_of_each_attempt_and_what_they_raise_is_logged(
