@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -48,7 +48,7 @@ from duelog.store.policy import policy_records
 from duelog.store.policy.policies import of_config
 from duelog.store.wal.environment_rows import EnvironmentRows, LedgerRows, rows_by_environment
 from duelog.store.wal.followed_wal import FollowedWal
-from duelog.store.wal.segment import MAIN, Group
+from duelog.store.wal.segment import MAIN
 from duelog.store.wal.wal_reader import DIRECTORY, WalContent, flush_wal, read_wal
 from duelog.store.wal.write_batch import add_row, registered_by
 
@@ -359,11 +359,20 @@ class Recovered:
     wal: WalContent
 
 
-def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, read_only: bool) -> Recovered:
+class LogRows(NamedTuple):
+    """The rows of a write-ahead log, by environment, and the place of its last group."""
+
+    rows: dict[int, EnvironmentRows]
+    position: int
+
+
+def recover(
+    path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, read_only: bool, log: LogRows | None = None
+) -> Recovered:
     """Open or make the store in `path`, and finish what a crash interrupted; `undo` closes it again.
 
-    Read-only, nothing is changed: another process may be writing. Raises the errors of DelayedStore.open, and
-    CorruptRecord.
+    log: the write-ahead log; None: it is read from the store. Read-only, nothing is changed: another process may be
+    writing. Raises the errors of DelayedStore.open, and CorruptRecord.
     """
     refuse_foreign(path)
     lock = None
@@ -388,15 +397,17 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
         else FollowedPartitionSet(path, main, config, identity.store_id, followed)
     )
     undo.callback(partitions.close)
-    wal, replay, fired_ms = WalContent([], 0, None, 1, {}), Replay(path, []), 0
+    wal, replay, fired_ms = WalContent([], 0, None, 1, {}), Replay(path, {}), 0
     if not read_only:
-        wal = read_wal(path, identity.store_id, catalog.oldest_segment(main))
-        with explained(path):
-            flush_wal(path, wal)
-        publication.position = wal.position
+        if log is None:
+            wal = read_wal(path, identity.store_id, catalog.oldest_segment(main))
+            with explained(path):
+                flush_wal(path, wal)
+            log = LogRows(rows_by_environment(wal.groups), wal.position)
+        publication.position = log.position
         with main.read() as raw:
-            refuse_ahead(main.path, raw, wal.position)
-        replay = Replay(path, wal.groups)
+            refuse_ahead(main.path, raw, log.position)
+        replay = Replay(path, log.rows)
         replay.fill_main(main, memtable)  # it says which partitions there are
     partitions.load(replay.registered)  # before anything is swept: what it refuses is left as it is
     if not read_only:
@@ -414,10 +425,10 @@ def recover(path: Path, config: StoreConfig, clock: Clock, undo: ExitStack, *, r
 class Replay:
     """Puts the rows that a crash left in the log into the memtables of a store that nothing reads yet."""
 
-    def __init__(self, path: Path, groups: Iterable[Group]) -> None:
+    def __init__(self, path: Path, rows: dict[int, EnvironmentRows]) -> None:
         self._path = path
-        self._rows = rows_by_environment(groups)
-        records = self._rows[MAIN].others if MAIN in self._rows else []
+        self._rows = rows
+        records = rows[MAIN].others if MAIN in rows else []
         self.registered = {start_ms for _, row in records if (start_ms := registered_by(row)) is not None}
         """The partitions whose registration the log has."""
 

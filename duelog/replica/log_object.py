@@ -21,7 +21,7 @@ before it, the groups cover themselves, and their runs each body. In codec 0 eve
 
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -134,32 +134,49 @@ def read_object(bucket: Bucket, seq: int) -> LogObject:
 
 
 def unpack(url: str, name: str, content: bytes) -> tuple[LogObject, list[Group]]:
-    """Read a log object, and verify its groups. Raises ReplicaDamaged, which names it.
+    """Read a log object, and verify its groups. Raises ReplicaDamaged, which names it."""
+    made = unpack_head(url, name, content)
+    groups = list(unpack_groups(url, name, content, made.store_id))
+    return made._replace(raw=[raw for raw, _ in _raw_groups(content)]), groups
 
-    A body that lies apart and does not match its checksum is told in the log: it may be that of the sender's disk.
-    """
+
+def unpack_head(url: str, name: str, content: bytes) -> LogObject:
+    """Read a log object without its groups. Raises ReplicaDamaged."""
     if len(content) < _HEADER.size or content[:8] != MAGIC:
         raise ReplicaDamaged(url, name, "is no log object")
     head = _head_bytes(content)
     if len(content) < head + _CRC.size or crc32(memoryview(content)[:head]) != crc_of(content):
         raise ReplicaDamaged(url, name, "does not match its checksum")
-    _, version, kind, codec, store_id, epoch, seq, begin, end, time_ms, prev_crc, owner_length, count = (
-        _HEADER.unpack_from(content)
+    _, version, kind, codec, store_id, epoch, seq, begin, end, time_ms, prev_crc, owner_length, _ = _HEADER.unpack_from(
+        content
     )
     if version != VERSION or codec > _CODEC or kind not in (GROUPS, HEARTBEAT, FENCE, RESIGNED):
         raise ReplicaDamaged(url, name, f"is of version {version}, kind {kind}, codec {codec}: a later duelog reads it")
     owner = content[_HEADER.size : _HEADER.size + owner_length].decode()
-    whole, raws, groups = memoryview(content), [], []
-    at = head + _CRC.size
-    for number in range(count):
-        place, begins, length, crc = _INDEX.unpack_from(content, _HEADER.size + owner_length + number * _INDEX.size)
-        raw = RawGroup(place, begins, 0, whole[at : at + length])
-        group = raw.whole(store_id, partial(_log.error, "%s: %s has damaged messages: %s", url, name))
-        if group is None or group.position != place or _CRC.unpack_from(raw.content)[0] != crc:
-            raise ReplicaDamaged(url, name, f"does not match its checksum, in group {place}")
-        at += length
-        raws.append(raw)
-        groups.append(group)
+    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, (), kind, crc_of(content))
+
+
+def unpack_groups(url: str, name: str, content: bytes, store_id: bytes) -> Iterator[Group]:
+    """Verify the groups of a log object one by one. REQUIRES: its head is read. Raises ReplicaDamaged.
+
+    A body that lies apart and does not match its checksum is told in the log: it may be that of the sender's disk.
+    """
+    damaged = partial(_log.error, "%s: %s has damaged messages: %s", url, name)
+    at = _head_bytes(content) + _CRC.size
+    for raw, crc in _raw_groups(content):
+        group = raw.whole(store_id, damaged)
+        if group is None or group.position != raw.position or _CRC.unpack_from(raw.content)[0] != crc:
+            raise ReplicaDamaged(url, name, f"does not match its checksum, in group {raw.position}")
+        at += len(raw.content)
+        yield group
     if at != len(content):
         raise ReplicaDamaged(url, name, f"has {len(content)} bytes, not {at}")
-    return LogObject(store_id, epoch, seq, begin, end, time_ms, prev_crc, owner, raws, kind, crc_of(content)), groups
+
+
+def _raw_groups(content: bytes) -> Iterator[tuple[RawGroup, int]]:
+    """The groups of a log object, and the checksums that its index says of them."""
+    whole, head = memoryview(content), _head_bytes(content)
+    at = head + _CRC.size
+    for place, begins, length, crc in _INDEX.iter_unpack(whole[_HEADER.size + _HEADER.unpack_from(content)[-2] : head]):
+        yield RawGroup(place, begins, 0, whole[at : at + length]), crc
+        at += length

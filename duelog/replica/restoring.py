@@ -2,8 +2,9 @@
 
 The newest manifest at or before the moment gives files and the groups that were not applied in them: together what a
 crash at its instant would have left. They are put into a directory, and recovered as after a crash. The groups behind
-that, up to the moment, follow in slices: each is written as a segment with a number of its own, and recovered and
-applied likewise. So there is one way from a log to a store, that of opening.
+that, up to the moment, follow in slices, each the log that is recovered next, at the places that its groups had. So
+there is one way from a log to a store, that of opening; no segment is written, as nothing of it is built upon before
+all is there.
 
 Where the log alone does not say it: the directory of a partition whose deletion has ended goes; a generation that was
 adopted is not in the copy, the one before has all that it has; and a slice ends before a partition closes, as recovery
@@ -14,16 +15,16 @@ The store is built in DIR.restoring and moved to DIR at the end: a restore that 
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from duelog.engine import open_engine
-from duelog.opening import Identity, recover, write_identity
+from duelog.opening import Identity, LogRows, recover, write_identity
 from duelog.partitions.partition import partition_path
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.clock import SystemClock
@@ -33,13 +34,14 @@ from duelog.store.config import MIB, StoreConfig
 from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, remove_tree
 from duelog.store.files.system_errors import explained, require_space
-from duelog.store.wal.segment import MAIN, Group, Row, RowKind, group_of, write_segment
+from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
+from duelog.store.wal.segment import MAIN, Group, Row, RowKind, place_of
 from duelog.store.wal.wal_reader import DIRECTORY, write_wal
 
 from .bucket import MANIFESTS, Bucket, log_name
 from .file_download import put_file
 from .identity import copied_identity
-from .log_object import LogObject, unpack
+from .log_object import LogObject, unpack_groups, unpack_head
 from .manifest import MAIN_START, Manifest, read_manifest
 from .takeover import renew_ids
 
@@ -104,19 +106,23 @@ class ReplicaLog:
         Raises ReplicaDamaged, ForkFound; GapFound where groups before the moment were never shipped.
         """
         manifest = self.manifest
+        last = None if self.group is None else max(self.group, manifest.next_place - 1)
         for content in self._contents(lists):
             made, groups = self._object(self.seq, content)
             is_after = self.at_ms is not None and made.time_ms > self.at_ms
-            for group in groups:
-                of_files = group.position < manifest.next_place  # the files rely on it
-                if not of_files and (is_after or (self.group is not None and group.position > self.group)):
+            for group in groups:  # one by one: the garbage collector would look at those that wait
+                place = group.position
+                of_files = place < manifest.next_place  # the files rely on it
+                if not of_files and (is_after or (last is not None and place > last)):
                     return
                 self.groups += 1
-                self._read, self.time_ms = group.position, made.time_ms
-                self.place = max(self.place, self._read)
+                self._read, self.time_ms = place, made.time_ms
+                self.place = max(self.place, place)
                 yield group
-            if self.group is not None and made.end > max(self.group, manifest.next_place - 1):
-                return  # what follows need not be whole
+                if place == last:
+                    return  # what follows need not be whole
+            if last is not None and made.end > last:
+                return
             self.seq += 1
         if self._read < manifest.next_place - 1 and manifest.first <= manifest.seq:
             reason = f"is missing: the files of {manifest.seq} rely on it"
@@ -130,23 +136,34 @@ class ReplicaLog:
         last = max(self.bucket.numbers(self.seq), default=0)
         yield from self.bucket.read_each(self.seq, last + 1)
 
-    def _object(self, seq: int, content: _Read) -> tuple[LogObject, list[Group]]:
-        name = log_name(seq)
+    def _object(self, seq: int, content: _Read) -> tuple[LogObject, Iterator[Group]]:
+        url, name = self.bucket.url, log_name(seq)
         if content is None:
-            raise ReplicaDamaged(self.bucket.url, name, f"is missing{self._until()}")
-        try:
-            made, groups = unpack(self.bucket.url, name, content)
-        except ReplicaDamaged as error:
-            raise ReplicaDamaged(self.bucket.url, name, error.reason.removeprefix(f"{name} ") + self._until()) from None
+            raise ReplicaDamaged(url, name, f"is missing{self._until()}")
+        with self._telling_until(name):
+            made = unpack_head(url, name, content)
         if made.store_id != self.store_id or made.seq != seq:
             raise ReplicaRefused(self.bucket.url, f"{name} is of another store, or of another number")
         if self.before is not None and made.prev_crc != self.before.crc:
             raise ForkFound(self.bucket.url, f"{name} does not follow the object before it: two writers{self._until()}")
         if self.before is not None:
             self._refuse_gap(self.before, made)
-        self.before = made._replace(raw=())
+        self.before = made
         self.bytes += len(content)
-        return made, groups
+        return made, self._verified(name, unpack_groups(url, name, content, self.store_id))
+
+    def _verified(self, name: str, groups: Iterator[Group]) -> Iterator[Group]:
+        with self._telling_until(name):
+            yield from groups
+
+    @contextmanager
+    def _telling_until(self, name: str) -> Iterator[None]:
+        """Have an error tell what can be restored."""
+        try:
+            yield
+        except ReplicaDamaged as error:
+            reason = error.reason.removeprefix(f"{name} ") + self._until()
+            raise ReplicaDamaged(self.bucket.url, name, reason) from None
 
     def _refuse_gap(self, before: LogObject, made: LogObject) -> None:
         if made.begin != before.end:
@@ -274,12 +291,14 @@ class Restoring:
         self._number = 0
         self._read = 0
         self._config = StoreConfig(partition_ms=self._partition_ms, background=False, control=False)
+        self._cut_off: ReplicaUnreachable | None = None
+        """Why the log ended before its end."""
         self._closed: set[int] = set()
         """Partitions that a slice was cut for."""
 
     @property
     def number(self) -> int:
-        """The segment of the log that the next slice is applied as."""
+        """The first segment that has nothing of what is applied."""
         return self._number
 
     def run(self) -> Restored:
@@ -303,27 +322,30 @@ class Restoring:
             directory = path / "main" if is_main else partition_path(path, file.start_ms, file.generation)
             put_file(self._bucket, file, directory, self._has_read)
         write_identity(path, Identity(self._store_id, self._partition_ms))
-        self._number = self._recover_instant(self._log.more())
-        self._apply_each(self._left)
+        self._apply_each(self._recover_instant(self._log.more()))
 
     def go_on(self, lists: bool) -> None:
         """Apply what has come to the log since. lists: as of `ReplicaLog.more`."""
         self._apply_each(self._log.more(lists))
 
     def _apply_each(self, groups: Iterator[Group]) -> None:
-        for slice_ in self._slices(groups):
-            self._apply(slice_)
-            self._number += 1
+        self._cut_off = None
+        for rows in iter(lambda: rows_by_environment(self._slice(groups)), {}):
+            begin = 0
+            for limit in [*self._closings(rows), self._log.place + 1]:
+                part = {start_ms: each.between(begin, limit) for start_ms, each in rows.items()}
+                self._adjust(part)
+                self._apply(part, limit - 1)
+                begin = limit
             if self._progress is not None:
                 self._progress(self._read + self._log.bytes)
+        if self._cut_off is not None:
+            raise self._cut_off
 
     def finish(self, number: int) -> None:
         """Leave an empty log that begins with the segment `number`, which is `self.number` at the least."""
         if number > self._number:  # main records where the log begins
-            self._clear_wal()
-            write_wal(self._path, self._store_id, [], self._number)
-            self._apply_log(number - 1)
-        self._clear_wal()
+            self._apply({}, place_of(number, 0) - 1)
         write_wal(self._path, self._store_id, [], number)
 
     def _has_read(self, size: int) -> None:
@@ -333,74 +355,53 @@ class Restoring:
 
     # -- groups ------------------------------------------------------------------------------------
 
-    def _recover_instant(self, groups: Iterator[Group]) -> int:
-        """Apply what the files lack of their instant, as it lay in the log; the number of the next segment."""
-        manifest, first = self._manifest, None
+    def _recover_instant(self, groups: Iterator[Group]) -> Iterator[Group]:
+        """Apply what the files lack of their instant, as it lay in the log; the groups behind it."""
+        manifest = self._manifest
         before: list[Group] = []
         for group in groups:
             if group.position >= manifest.next_place:
-                first = group
+                groups = chain((group,), groups)
                 break
             if manifest.oldest is not None and group.number >= manifest.oldest:
                 before.append(group)
-        self._left = _after(first, groups)
-        last = manifest.next_place >> 32
-        if manifest.oldest is not None:
-            self._clear_wal()
-            write_wal(self._path, self._store_id, before, manifest.oldest)
-        self._apply_log(max(last, *(group.number for group in before), 0) if before else last)
-        return last + 1
+        position = before[-1].position if before else place_of(manifest.oldest or 1, 0) - 1
+        self._apply(rows_by_environment(before), max(position, manifest.next_place - 1))
+        return groups
 
-    def _slices(self, groups: Iterator[Group]) -> Iterator[list[Group]]:
-        """Groups in slices that are applied one after another; those before one that is out of reach, too."""
-        waiting: list[Group] = []
-        size, cut_off = 0, None
+    def _slice(self, groups: Iterator[Group]) -> Iterator[Group]:
+        """The groups that are applied together: none is kept once its rows are taken."""
+        size = 0
         try:
             for group in groups:
-                closing = self._closing_in(group)
-                if waiting and (closing or size >= _SLICE_BYTES):
-                    yield waiting
-                    waiting, size = [], 0
-                self._closed |= closing
-                waiting.append(group)
+                yield group
                 size += len(group.content)
+                if size >= _SLICE_BYTES:
+                    return
         except ReplicaUnreachable as error:  # the log is read on behind what it has given
-            cut_off = error
-        if waiting:
-            yield waiting
-        if cut_off is not None:
-            raise cut_off
+            self._cut_off = error
 
-    def _closing_in(self, group: Group) -> set[int]:
-        """The partitions that a group says for the first time to be closed."""
-        return {
-            start_ms
-            for start_ms, record in _partition_rows(group)
-            if record.state is not PartitionState.OPEN and start_ms not in self._closed
-        }
-
-    def _apply(self, groups: list[Group]) -> None:
-        """Apply groups that lie behind all that is applied, as the next segment; the list is empty then."""
-        groups[:] = map(self._adjusted, groups)
-        self._clear_wal()
-        write_segment(self._path / DIRECTORY, self._number, self._store_id, groups, ended=False)
-        groups.clear()  # they are read back: two of each would cost the garbage collector a tenth of all
-        self._apply_log(self._number)
-
-    def _adjusted(self, group: Group) -> Group:
-        """A group with the generations of partitions that the restore has."""
-        if not _is_of_partitions(group):
-            return group
-        rows = list(group.rows())
-        for at, row in enumerate(rows):
+    def _closings(self, rows: dict[int, EnvironmentRows]) -> list[int]:
+        """The places of groups that say for the first time of a partition that it is closed."""
+        places = []
+        for place, row in rows[MAIN].others if MAIN in rows else ():
             if (found := _partition_row(row)) is not None:
                 start_ms, record = found
-                generation = self._generation(start_ms)
-                if generation != record.generation:
-                    rows[at] = row._replace(value=record._replace(generation=generation).pack())
-            elif row.start_ms == MAIN and row.kind == RowKind.DELETE and row.key.startswith(_PARTITIONS):
+                if record.state is not PartitionState.OPEN and start_ms not in self._closed:
+                    self._closed.add(start_ms)
+                    places.append(place)
+        return places
+
+    def _adjust(self, rows: dict[int, EnvironmentRows]) -> None:
+        """Have rows say the generations of partitions that the restore has, and the files of deleted ones go."""
+        others = rows[MAIN].others if MAIN in rows else []
+        for at, (place, row) in enumerate(others):
+            if (found := _partition_row(row)) is not None:
+                start_ms, record = found
+                adjusted = record._replace(generation=self._generation(start_ms))
+                others[at] = place, row._replace(value=adjusted.pack())
+            elif row.kind == RowKind.DELETE and row.key.startswith(_PARTITIONS):
                 self._remove(fmt.trailing_u64(row.key))
-        return group_of(group.number, group.sequence, rows)
 
     def _remove(self, start_ms: int) -> None:
         """Remove the directory of a partition whose deletion has ended."""
@@ -413,16 +414,13 @@ class Restoring:
         there = sorted(partition_path(self._path, start_ms, 1).parent.glob("g*"))
         return int(there[-1].name[1:]) if there else 1
 
-    def _apply_log(self, last: int) -> None:
-        """Recover the store, as after a crash, and apply its log, whose last segment is `last`."""
+    def _apply(self, rows: dict[int, EnvironmentRows], place: int) -> None:
+        """Recover the store, as after a crash, with the rows of groups up to a place as its log, and apply them."""
         with ExitStack() as undo:
-            recovered = recover(self._path, self._config, SystemClock(), undo, read_only=False)
-            storage = recovered.storage
-            Checkpoint(storage.main, storage.partitions, last, lambda: None).finish()
-
-    def _clear_wal(self) -> None:
-        shutil.rmtree(self._path / DIRECTORY)
-        make_directory(self._path / DIRECTORY)
+            log = LogRows(rows, place)
+            storage = recover(self._path, self._config, SystemClock(), undo, read_only=False, log=log).storage
+            Checkpoint(storage.main, storage.partitions, place >> 32, lambda: None).finish()
+        self._number = (place >> 32) + 1
 
 
 def _set_apart(path: Path, partition_ms: int) -> None:
@@ -435,25 +433,7 @@ def _set_apart(path: Path, partition_ms: int) -> None:
         engine.close()
 
 
-def _after(first: Group | None, groups: Iterator[Group]) -> Iterator[Group]:
-    if first is not None:
-        yield first
-        yield from groups
-
-
 def _partition_row(row: Row) -> tuple[int, PartitionRecord] | None:
-    if row.start_ms == MAIN and row.kind == RowKind.RECORD and row.key.startswith(_PARTITIONS):
+    if row.kind == RowKind.RECORD and row.key.startswith(_PARTITIONS):
         return fmt.trailing_u64(row.key), PartitionRecord.unpack(bytes(row.value))
     return None
-
-
-def _is_of_partitions(group: Group) -> bool:
-    """Return whether it has a row of the table of partitions; few have."""
-    heads = group.written.heads()
-    return any(start_ms == MAIN and group.content[begin] == fmt.Table.PARTITION for _, start_ms, begin, _, _ in heads)
-
-
-def _partition_rows(group: Group) -> Iterator[tuple[int, PartitionRecord]]:
-    """The records of partitions that a group stores."""
-    rows = group.rows() if _is_of_partitions(group) else ()
-    return (found for row in rows if (found := _partition_row(row)) is not None)

@@ -186,9 +186,9 @@ def run_key(ledger_id: int, first_entry: int) -> bytes:
     return _KEY_64_32.pack(Table.RUN, ledger_id, first_entry)
 
 
-def split_run_key(key: bytes | memoryview) -> tuple[int, int]:
-    """(ledger id, first entry id) of a run's key."""
-    _, ledger_id, first_entry = _KEY_64_32.unpack(key)
+def split_run_key(key: bytes | memoryview, at: int = 0) -> tuple[int, int]:
+    """(ledger id, first entry id) of a run's key, which begins at a byte."""
+    _, ledger_id, first_entry = _KEY_64_32.unpack_from(key, at)
     return ledger_id, first_entry
 
 

@@ -104,9 +104,10 @@ class WholeRun(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """True for messages that are not conditional: such runs may be merged."""
-        _, version, kind, flags, _, _, _, _ = HEADER.unpack_from(self.value)
-        is_whole = version == RUN_VERSION and kind == RunKind.MESSAGES
-        return is_whole and not flags & (FLAG_CONDITIONAL | FLAG_SKIPS)
+        value = self.value
+        return (
+            value[4] == RUN_VERSION and value[5] == RunKind.MESSAGES and not value[6] & (FLAG_CONDITIONAL | FLAG_SKIPS)
+        )
 
     @property
     def stored_bytes(self) -> int:
@@ -124,7 +125,7 @@ class WholeRun(NamedTuple):
         rows = value[HEADER_BYTES:begin]
         if count > 1:
             rows = np.frombuffer(rows, "<u4").reshape(3, -1).T.tobytes()
-        return RunParts(flags, base_ms, rows, value[begin:])
+        return RunParts(flags, base_ms, rows, memoryview(value)[begin:])
 
 
 ShortRun: TypeAlias = "WholeRun | BatchRun"

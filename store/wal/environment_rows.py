@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codec.format import split_run_key
-from ..codec.run import HEADER, Int64s, skipped_before
+from ..codec.run import FLAG_SKIPS, HEADER, Int64s
 from ..codec.run_lengths import ScatteredBatch, WholeRun
 from ..env.memtable import LedgerRow
 from .segment import Group, Row, RowKind
@@ -44,6 +44,9 @@ class _Runs(NamedTuple):
         return _Runs(*(column[places] for column in self))
 
 
+_PAST = (1 << 63) - 1
+"""Behind every place in a log."""
+
 _NO_RUNS = _Runs(*(np.empty(0, dtype=np.int64) for _ in range(4)))
 
 
@@ -67,9 +70,13 @@ class EnvironmentRows:
 
     def after(self, position: int) -> "EnvironmentRows":
         """Select the rows of groups after the one at a place."""
-        others = [(at, row) for at, row in self.others if at > position]
-        first = np.searchsorted(self._positions, position, "right")
-        runs = self._runs.take(slice(np.searchsorted(self._runs.rows, first), None))
+        return self.between(position + 1, _PAST)
+
+    def between(self, begin: int, limit: int) -> "EnvironmentRows":
+        """Select the rows of groups at places from `begin` on, before `limit`."""
+        others = [(at, row) for at, row in self.others if begin <= at < limit]
+        rows = np.searchsorted(self._positions, (begin, limit))
+        runs = self._runs.take(slice(*np.searchsorted(self._runs.rows, rows)))
         return EnvironmentRows(others, runs, self._made, self._positions)
 
     def __bool__(self) -> bool:
@@ -89,20 +96,21 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
     made: list[LedgerRow] = []
     positions, lengths = array("q"), array("I")
     for group in groups:
-        position = group.position
-        for row in group.rows():
-            if row.kind == RowKind.RUN:
-                ledger_id, first = split_run_key(row.key)
-                count = HEADER.unpack_from(row.value)[4]
-                starts_ms.append(row.start_ms)
+        position, content = group.position, group.content
+        for kind, start_ms, begin, middle, end in group.heads():
+            if kind == RowKind.RUN:
+                ledger_id, first = split_run_key(content, begin)
+                value = bytes(content[middle:end])  # of which the garbage collector knows nothing
+                _, _, _, flags, count, _, _, spare = HEADER.unpack_from(value)
+                skipped = spare if flags & FLAG_SKIPS else 0
+                starts_ms.append(start_ms)
                 ledger_ids.append(ledger_id)
-                skipped = skipped_before(row.value)
                 firsts.append(first - skipped)
                 counts.append(count + skipped)
-                made.append(WholeRun(first, first + count, row.value))
+                made.append(WholeRun(first, first + count, value))
                 lengths.append(1)
-            elif row.kind == RowKind.BATCH:
-                batch = ScatteredBatch(row.value)
+            elif kind == RowKind.BATCH:
+                batch = ScatteredBatch(content[middle:end])
                 starts_ms += batch.starts_ms
                 ledger_ids += batch.ledger_ids
                 firsts += batch.firsts
@@ -110,7 +118,8 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
                 made.append(batch)
                 lengths.append(len(batch.counts))
             else:
-                environments[row.start_ms].others.append((position, row))
+                row = Row(kind, start_ms, bytes(content[begin:middle]), bytes(content[middle:end]))
+                environments[start_ms].others.append((position, row))
                 continue
             positions.append(position)
     places = np.array(positions)

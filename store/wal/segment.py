@@ -124,13 +124,7 @@ class GroupContent(NamedTuple):
 
     def heads(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Iterate over kind, start, and the bytes at which key and value begin, and the row ends, of each of them."""
-        content, at = self.content, 0
-        for _ in range(self.row_count):
-            kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
-            begin = at + _ROW.size
-            middle = begin + key_length
-            at = middle + length
-            yield kind, start_ms, begin, middle, at
+        return _heads(self.row_count, self.content)
 
     def rows(self) -> Iterator[Row]:
         """Iterate over them, in order."""
@@ -147,6 +141,16 @@ class GroupContent(NamedTuple):
         """True where bodies of some rows lie in body files."""
         runs = (self.content[middle:end] for kind, _, _, middle, end in self.heads() if kind == RowKind.RUN)
         return any(map(is_apart, runs))
+
+
+def _heads(row_count: int, content: Buffer) -> Iterator[tuple[int, int, int, int, int]]:
+    at = 0
+    for _ in range(row_count):
+        kind, start_ms, key_length, length = _ROW.unpack_from(content, at)
+        begin = at + _ROW.size
+        middle = begin + key_length
+        at = middle + length
+        yield kind, start_ms, begin, middle, at
 
 
 _NO_ROWS = GroupContent(0, b"")
@@ -172,14 +176,13 @@ class Group(NamedTuple):
         """Its rows as they are written."""
         return GroupContent(self.row_count, self.content)
 
+    def heads(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Iterate over its rows as `GroupContent.heads` does."""
+        return _heads(self.row_count, self.content)
+
     def rows(self) -> Iterator[Row]:
         """Iterate over its rows, in order."""
         return self.written.rows()
-
-
-def group_of(number: int, sequence: int, rows: Sequence[Row]) -> Group:
-    """A group of rows, as it would be read from the place of `sequence` in the segment `number`."""
-    return Group(number, sequence, 0, len(rows), memoryview(GroupContent.of(rows).content))
 
 
 def capacity_of(size: int) -> int:
@@ -459,6 +462,8 @@ class RawGroup(NamedTuple):
         if group is None:
             return None
         own = _CRC.size + _GROUP.size + len(group.content)
+        if own == len(self.content) and not self.bodies:  # no group names bodies that are all empty
+            return group
         bodies = memoryview(b"".join((self.content[own:], *self.bodies)))
         if not group.written.names_bodies:
             return None if bodies else group

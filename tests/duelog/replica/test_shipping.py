@@ -289,6 +289,23 @@ def test_a_damaged_log_object_is_named_and_what_is_before_it_can_be_had(
     assert of_copy(bucket, tmp_path / "restored", group=before) == {b"0", b"1"}
 
 
+def test_groups_before_a_damaged_one_of_the_same_object_can_be_had(
+    bucket: FaultyBucket, store: DelayedStore, tmp_path: Path
+) -> None:
+    """Each group has a checksum of its own."""
+    shipped(store, b"-")
+    for number in range(4):
+        store.topic("a").send(b"%d" % number, deliver_after=86_400)
+    ship(store)
+    name, group = log_name(log_of(bucket)[-1].seq), log_of(bucket)[-1].raw[-2]
+    content = present(bucket.get(name))
+    at = content.index(bytes(group.content)) + len(group.content) - 1
+    bucket.put(name, content[:at] + bytes((content[at] ^ 1,)) + content[at + 1 :])
+    with pytest.raises(ReplicaDamaged, match=f"{name} .*in group {group.position}; --group {group.position - 1} rest"):
+        restored(bucket, tmp_path / "restored")
+    assert of_copy(bucket, tmp_path / "restored", group=group.position - 1) == {b"-", b"0", b"1"}
+
+
 def test_a_restore_that_does_not_fit_the_disk_reads_no_file(
     bucket: FaultyBucket, store: DelayedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
