@@ -19,6 +19,10 @@ from duelog import Clock, DelayedStore, ManualClock, StoreConfig, TickResult
 from duelog.store.env import body_file
 from duelog.store.files import failpoints
 
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
 START_MS = 1_790_000_000_000
 """2026-09-21T14:13:20Z: where test clocks begin, in the middle of a day."""
 

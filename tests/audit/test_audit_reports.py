@@ -26,7 +26,8 @@ from duelog.tools.audit.audit_tables import (
 )
 from tests.audit.histories import damage, full
 from tests.audit.planting import Victim, doubled_marker
-from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.conftest import HOUR_MS
+from tests.duelog.writing_process import WritingProcess
 from tests.tools.command_line import files, json_of, ok, refused, run
 
 

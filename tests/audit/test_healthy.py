@@ -20,8 +20,8 @@ from duelog.tools.audit.partition_audit import PartitionResult, PartitionTask, a
 from duelog.tools.audit.store_audit import run_here
 from duelog.tools.compact_store import compact_store
 from tests.audit.histories import CONFIG, SLOW, damage
-from tests.conftest import tick_after
-from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.conftest import HOUR_MS, tick_after
+from tests.duelog.writing_process import WritingProcess
 from tests.proof import length
 from tests.tools.command_line import ok
 

@@ -9,9 +9,8 @@ from duelog.cleanup.compaction_plan import CompactionPlan, partition_logs, plan_
 from duelog.cleanup.log_claims import claims_of_logs, read_claims
 from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
-from tests.conftest import present
+from tests.conftest import DAY_MS, present
 
-DAY_MS = 86_400_000
 DAY = 1_790_035_200_000
 """2026-09-22T00:00:00Z, the day after the test clock begins."""
 

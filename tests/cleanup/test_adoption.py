@@ -16,10 +16,10 @@ from duelog.partitions.partition import Partition
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import StoreFull
-from tests.cleanup.compacting import DAY_MS, close_day, finish, partition_of, plan_compaction, send_day
-from tests.conftest import OpenStore, present, raising, tick_after
+from tests.cleanup.compacting import close_day, finish, partition_of, plan_compaction, send_day
+from tests.conftest import DAY_MS, HOUR_MS, OpenStore, present, raising, tick_after
 from tests.duelog.store_state import payloads, received
-from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
+from tests.duelog.writing_process import START_MS, WritingProcess
 
 pytestmark = pytest.mark.usefixtures("disarmed")
 

@@ -22,8 +22,8 @@ from duelog.store.env.memtable import Reads
 from duelog.store.errors import BrokenInvariant, DamagedStore
 from duelog.store.files.directory import remove_tree
 from duelog.store.log.scan import runs
-from tests.cleanup.compacting import DAY, DAY_MS, close_day, finish, plan_of, send_day, source_of
-from tests.conftest import OpenStore, present, raising
+from tests.cleanup.compacting import DAY, close_day, finish, plan_of, send_day, source_of
+from tests.conftest import DAY_MS, OpenStore, present, raising
 
 RUNS_OF_FOUR = StoreConfig(run_entries=4)
 

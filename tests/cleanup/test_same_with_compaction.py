@@ -21,11 +21,10 @@ from duelog.store.codec.run import Run, RunKind
 from duelog.store.log.scan import runs
 from duelog.store.position import Position
 from tests.cleanup.compacting import plan_compaction
-from tests.conftest import raising
+from tests.conftest import HOUR_MS, raising
 from tests.model.driver import armed
 from tests.proof import length, wrong_engines
 
-HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000
 CONFIG = StoreConfig(
     partition_ms=HOUR_MS,

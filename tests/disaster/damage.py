@@ -14,12 +14,11 @@ from typing import Any
 
 from duelog import DelayedStore, Finding, ManualClock, MessageId, ReceivedMessage, StoreConfig, Topic
 from duelog.tools import store_check
-from tests.conftest import present
+from tests.conftest import HOUR_MS, present
 from tests.disaster.running import forked
 from tests.disaster.wal_stores import in_wal, needed, salvaged, with_wal
 from tests.model.driver import copy_store
 
-HOUR_MS = 3_600_000
 START_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 CONFIG = StoreConfig(
     partition_ms=HOUR_MS,

@@ -11,9 +11,8 @@ import pytest
 from duelog import DelayedStore, StoreConfig
 from duelog.errors import StoreFull
 from duelog.store.env.environment import Environment
-from tests.conftest import present, raising
+from tests.conftest import HOUR_MS, present, raising
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, map_bytes=1 << 20, ack_flush_ms=0, wal_bytes=16 << 10)
 """Every send goes through a WAL, which is begun anew after some dozen messages."""
 HOURS = (2, 3, 4)

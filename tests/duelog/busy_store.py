@@ -21,9 +21,8 @@ from duelog.store.config import Durability
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from tests.cleanup.compacting import plan_compaction
-from tests.conftest import present
+from tests.conftest import HOUR_MS, present
 
-HOUR_MS = 3_600_000
 START_MS = 1_790_035_200_000
 SMALL_SEGMENT = 16 << 10
 """Bytes of a segment of the write-ahead log that is full after some sends: there are many checkpoints then."""

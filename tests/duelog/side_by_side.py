@@ -14,12 +14,11 @@ from duelog.store.log import catalog
 from duelog.store.wal.segment import Group, RowKind
 from duelog.store.wal.wal_reader import read_wal
 from duelog.store.wal.write_batch import single_rows
-from tests.conftest import START_MS
+from tests.conftest import HOUR_MS, START_MS
 from tests.duelog.store_state import payloads_after
 from tests.model.driver import armed
 from tests.store.commits import until
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, wal_bytes=24 << 10)
 """A write-ahead log of which a segment is soon full."""
 FIRST_MS = START_MS // HOUR_MS * HOUR_MS + 2 * HOUR_MS

@@ -8,9 +8,8 @@ import pytest
 
 from duelog import DelayedStore, DuelogError, ManualClock, Message, ReceivedMessage, StoreConfig, Subscription
 from duelog.store.env.environment import Environment
-from tests.conftest import START_MS
+from tests.conftest import HOUR_MS, START_MS
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=5)
 
 

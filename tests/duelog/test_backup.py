@@ -17,7 +17,7 @@ from duelog.errors import DamagedStore
 from duelog.store.env.environment import Environment
 from duelog.store.env.held_read import HeldRead
 from duelog.store.errors import ClosedError, InvalidArgument, StoreFull
-from tests.conftest import OpenStore, applied, present
+from tests.conftest import HOUR_MS, OpenStore, applied, present
 from tests.duelog.busy_store import (
     AFTER,
     BEFORE,
@@ -33,7 +33,6 @@ from tests.duelog.busy_store import (
 )
 from tests.proof import length
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=50, snapshot_every_entries=40)
 """Many partitions and ledgers in little time."""
 

@@ -30,7 +30,7 @@ from duelog.aio.threads import Threads
 from duelog.errors import CorruptEntry, DelayTooLong, InvalidMessage
 from duelog.metrics import DELIVERED, OBSERVED, OF_REPLICA, OLDEST, SENT, delivered
 from duelog.stats import SubscriptionStats
-from tests.conftest import START_MS, LeadingClock, OpenStore, applied, in_threads, tick_after
+from tests.conftest import DAY_MS, START_MS, LeadingClock, OpenStore, applied, in_threads, tick_after
 from tests.model.driver import armed
 
 TOPIC = {
@@ -38,7 +38,6 @@ TOPIC = {
     "pulsar.namespace": "public/default",
     "pulsar.topic": "persistent://public/default/t",
 }
-DAY_MS = 86_400_000
 CONFIG = StoreConfig(partition_ms=3_600_000, inline_delay_ms=0)
 
 

@@ -25,8 +25,8 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, PartitionInfo
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
-from tests.conftest import START_MS, OpenStore, in_threads, present, raising, tick_after
-from tests.duelog.store_state import CONFIG, HOUR_MS, files, fill, main_of, partition_directories, refused
+from tests.conftest import HOUR_MS, START_MS, OpenStore, in_threads, present, raising, tick_after
+from tests.duelog.store_state import CONFIG, files, fill, main_of, partition_directories, refused
 
 
 def test_a_new_store_is_made_with_its_parents(tmp_path: Path, open_store: OpenStore) -> None:

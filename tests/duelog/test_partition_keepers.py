@@ -11,9 +11,8 @@ from duelog.partitions.timespan import directory_name
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.errors import InvalidArgument
 from duelog.tools.audit import audit_store
-from tests.conftest import tick_after
+from tests.conftest import HOUR_MS, tick_after
 
-HOUR_MS = 3_600_000
 START_MS = 1_800_000_000_000 // HOUR_MS * HOUR_MS
 
 

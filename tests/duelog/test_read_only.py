@@ -33,8 +33,8 @@ from duelog.store.files import pages
 from duelog.store.log import catalog
 from duelog.store.wal.segment import numbers_in
 from duelog.tools.store_check import environments
-from tests.conftest import present
-from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
+from tests.conftest import HOUR_MS, present
+from tests.duelog.writing_process import START_MS, WritingProcess
 
 
 @contextlib.contextmanager

@@ -32,10 +32,9 @@ from duelog.store.files import directory, pages, system_errors
 from duelog.store.files.directory import LOOK_NS, InPlace
 from duelog.store.files.system_errors import explain, explained
 from duelog.store.log.scan import RunFinder
-from tests.conftest import START_MS, OpenStore, applied, raising
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, raising
 from tests.duelog.side_by_side import crashed
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0)
 
 

@@ -13,8 +13,8 @@ from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore, applied
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, send
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, crashed, held, send
 
 SENT = [b"0", b"1", b"2"]
 

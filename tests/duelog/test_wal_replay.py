@@ -18,8 +18,8 @@ from duelog.store.files import pages as file_pages
 from duelog.store.wal.segment import Group, GroupContent, Row, RowKind, Segment, file_name, read_segment
 from duelog.store.wal.wal_reader import DIRECTORY
 from duelog.store.wal.write_batch import single_rows
-from tests.conftest import START_MS, OpenStore, applied, present
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, everything, held, in_wal, send, unapplied
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, crashed, everything, held, in_wal, send, unapplied
 from tests.proof import length
 
 CONFIG = replace(CONFIG, wal_bytes=1 << 20)

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from tests.conftest import present
+from tests.conftest import HOUR_MS, present
 
 START_MS = 1_790_000_000_000
-HOUR_MS = 3_600_000
 
 _PROGRAM = """
 import json, sys

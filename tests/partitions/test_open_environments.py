@@ -12,8 +12,8 @@ from duelog.partitions import partition as partition_module
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition, PartitionLog
 from duelog.partitions.partition_set import OpenEnvironments, most_open
-from tests.conftest import START_MS, OpenStore, applied, present
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, held, send
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, held, send
 
 
 def test_a_log_that_is_appended_to_is_not_forgotten_while_its_environment_is_closed(

@@ -32,12 +32,10 @@ from duelog.store.env.transaction import Transaction
 from duelog.store.errors import InvalidArgument, StoreLocked, UnknownTopic
 from duelog.store.log.scan import runs
 from duelog.tools.snapshot_tool import list_snapshots, rebuild_snapshots
-from tests.conftest import START_MS, OpenStore, present, raising
+from tests.conftest import DAY_MS, HOUR_MS, START_MS, OpenStore, present, raising
 from tests.partitions.packing_all import buckets_of
 from tests.proof import length
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 CONFIG = StoreConfig(snapshot_every_entries=1_000, snapshot_part_bytes=1_024, bucket_ms=1_000, run_entries=10)
 
 

@@ -25,8 +25,9 @@ from duelog.tools.spark.session import SparkFailed, spark_errors
 from duelog.tools.spark.source import PUSHDOWN, PushingDuelogReader, PushingDuelogSource, source_schema, spark_schema
 from duelog.tools.spark.spark_jobs import audit_with_spark, compact_with_spark, export_with_spark
 from duelog.tools.transfer.parquet_export import export_store
+from tests.conftest import HOUR_MS
 from tests.duelog.replica.faulty import ship
-from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.duelog.writing_process import WritingProcess
 from tests.tools.arrow.every_table import fill
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, build, build_half_acknowledged
 

@@ -31,7 +31,7 @@ from duelog.broker.protocol.fields import ENCODERS
 from duelog.upkeep.jobs import PROGRESS, Jobs
 from tests.broker.admin.rest import KEY, token
 from tests.broker.operate.test_client_message import entry
-from tests.conftest import present
+from tests.conftest import DAY_MS, present
 from tests.disaster.running import module
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -817,7 +817,6 @@ def test_messages_of_pulsar_clients_are_shown_as_they_were_sent(tmp_path: Path, 
         assert shown.said == []
 
 
-DAY_MS = 86_400_000
 MANY_TOPICS, DAYS, BATCHES = 10_000, 400, 100
 
 

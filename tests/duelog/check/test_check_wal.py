@@ -13,12 +13,11 @@ from duelog.partitions.partition import Partition, PartitionLog
 from duelog.store.wal import segment
 from duelog.store.wal.wal_reader import WalContent, read_beside
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore, in_threads
+from tests.conftest import HOUR_MS, START_MS, OpenStore, in_threads
 from tests.duelog.writing_process import WritingProcess
 from tests.model.driver import copy_store
 from tests.store.wal.segments import write_at
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, background=False)
 DUES = (START_MS + 3 * HOUR_MS, START_MS + 9 * HOUR_MS)
 SEGMENT = Path("wal", "000000000001.wal")

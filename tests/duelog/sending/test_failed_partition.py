@@ -8,10 +8,9 @@ from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.errors import DamagedStore, StoreFailed
 from duelog.partitions.partition import Partition
 from duelog.store.files import directory
-from tests.conftest import START_MS, OpenStore, applied
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied
 from tests.duelog.store_state import payloads_after
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(
     partition_ms=HOUR_MS, wal_bytes=1 << 17, max_message_bytes=10_000, max_clock_jump_ms=None, retention_ms=1 << 50
 )

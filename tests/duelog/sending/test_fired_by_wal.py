@@ -13,8 +13,8 @@ from duelog.sending.wal_writer import WalWriter
 from duelog.store.codec.format import Table
 from duelog.store.codec.run import Run, RunKind
 from duelog.store.wal.segment import MAIN, Group, RowKind
-from tests.conftest import START_MS, OpenStore, raising, tick_after
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, Together, crashed, in_wal, send
+from tests.conftest import HOUR_MS, START_MS, OpenStore, raising, tick_after
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, Together, crashed, in_wal, send
 from tests.duelog.store_state import payloads
 
 ROOM = replace(CONFIG, wal_bytes=1 << 20)

@@ -29,11 +29,10 @@ from duelog.tools.compact_store import compact_store
 from duelog.tools.dump import wal_rows
 from duelog.tools.repair.repair_store import repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, BodyMapsMade, OpenStore, applied, present, tick_after
+from tests.conftest import HOUR_MS, START_MS, BodyMapsMade, OpenStore, applied, present, tick_after
 from tests.duelog.side_by_side import crashed
 from tests.duelog.store_state import payloads_after
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=40, run_entries=8)
 LARGE = [b"%04d" % number * 100 for number in range(20)]
 SMALL = [b"small %d" % number for number in range(20)]

@@ -20,11 +20,10 @@ from duelog.errors import DelayTooLong, InvalidArgument, InvalidMessage
 from duelog.store.codec.body import encode_batch, encode_payloads
 from duelog.store.files import failpoints
 from duelog.store.names import TopicName
-from tests.conftest import START_MS, OpenStore, present
+from tests.conftest import HOUR_MS, START_MS, OpenStore, present
 
 FACES = True
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=None, retention_ms=1_000 * HOUR_MS)
 
 

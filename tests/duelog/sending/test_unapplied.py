@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from tests.conftest import START_MS, OpenStore, applied, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, tick_after
 from tests.duelog.side_by_side import crashed
 from tests.duelog.store_state import payloads_after
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, ledger_max_entries=4, max_clock_jump_ms=None)
 
 

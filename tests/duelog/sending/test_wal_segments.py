@@ -23,9 +23,9 @@ from duelog.store.wal import segment as segment_module
 from duelog.store.wal.segment import EMPTY_BYTES
 from duelog.store.wal.segment_file import SegmentFile, make_file
 from duelog.store.wal.wal_reader import WalFollower
-from tests.conftest import START_MS, OpenStore, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, tick_after
 from tests.disaster.wal_faults import no_room
-from tests.duelog.side_by_side import CONFIG, FIRST_MS, HOUR_MS, crashed, held, in_wal, send, unapplied
+from tests.duelog.side_by_side import CONFIG, FIRST_MS, crashed, held, in_wal, send, unapplied
 from tests.model.driver import armed
 from tests.store.commits import until
 

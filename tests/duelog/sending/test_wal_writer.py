@@ -27,11 +27,10 @@ from duelog.store.listener import StoreListener
 from duelog.store.wal.segment import RowKind, Segment, capacity_of
 from duelog.store.wal.write_ahead_log import WriteAheadLog
 from duelog.store.wal.write_batch import WriteBatch
-from tests.conftest import OpenStore, Plant, tick_after
+from tests.conftest import HOUR_MS, OpenStore, Plant, tick_after
 from tests.duelog.side_by_side import (
     CONFIG,
     FIRST_MS,
-    HOUR_MS,
     Together,
     crashed,
     entries_in,

@@ -4,13 +4,12 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, Subscription, Topic
 from duelog.delivery.dispatcher import SubscriptionType
-from tests.conftest import START_MS, LeadingClock, OpenStore
+from tests.conftest import HOUR_MS, START_MS, LeadingClock, OpenStore
 from tests.duelog.delivery.twins import acked_after_mark
 from tests.duelog.store_state import payloads
 
 FACES = True
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=3, ack_flush_ms=0)
 
 

@@ -8,10 +8,9 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.metrics import BACKLOG, DELAYED, PENDING
 from duelog.store.names import TopicName
-from tests.conftest import START_MS, OpenStore, applied, present, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present, tick_after
 from tests.duelog.store_state import payloads
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(inline_delay_ms=HOUR_MS, ledger_max_entries=2, ack_flush_ms=0)
 FIGURES = StoreConfig(inline_delay_ms=3_600_000, ledger_max_entries=3, ack_flush_ms=0)
 

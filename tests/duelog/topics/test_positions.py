@@ -7,11 +7,10 @@ import pytest
 from duelog import DelayedStore, LogPositions, ManualClock, MessageId, Policies, StoreConfig
 from duelog.errors import InvalidArgument, UnknownTopic
 from duelog.store.position import Position
-from tests.conftest import LeadingClock, OpenStore, present, tick_after
+from tests.conftest import MINUTE_MS, LeadingClock, OpenStore, present, tick_after
 from tests.duelog.side_by_side import crashed
 from tests.proof import length
 
-MINUTE_MS = 60_000
 CONFIG = StoreConfig(
     partition_ms=MINUTE_MS, ledger_max_entries=7, run_entries=3, fire_batch=4, durability="none", preload_ms=1_000
 )

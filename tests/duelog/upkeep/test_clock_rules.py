@@ -12,10 +12,8 @@ from duelog import Clock, DelayedStore, ManualClock, StoreConfig
 from duelog.errors import ClockJumped
 from duelog.store.codec.format import RUN_PREFIX
 from duelog.upkeep.maintenance import Maintenance, TickResult
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import DAY_MS, HOUR_MS, START_MS, OpenStore
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 CONFIG = StoreConfig(partition_ms=HOUR_MS, max_clock_jump_ms=DAY_MS, background=False)
 
 

@@ -7,12 +7,10 @@ import pytest
 from duelog import DelayedDeliveryPolicies, DelayedStore, ManualClock, Message, Policies, StoreConfig, Subscription
 from duelog.errors import DelayTooLong, InvalidArgument, PoliciesChanged
 from duelog.store.policy.policies import DELAY_FIELDS
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import HOUR_MS, START_MS, OpenStore
 from tests.duelog.store_state import received
 
 FACES = True
-
-HOUR_MS = 3_600_000
 
 
 def sent(store: DelayedStore, topic: str, subscription: str, count: int = 1) -> Subscription:

@@ -11,12 +11,10 @@ from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import Timetable
-from tests.conftest import START_MS, OpenStore, Plant, raising
+from tests.conftest import DAY_MS, HOUR_MS, START_MS, OpenStore, Plant, raising
 
 FACES = True
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 ROME = "Europe/Rome"
 
 

@@ -19,14 +19,11 @@ from duelog.errors import DuelogError, InvalidArgument, StoreFull
 from duelog.upkeep import maintenance, recurring
 from duelog.upkeep.recurring import Recurring
 from duelog.upkeep.schedule import MISFIRES, WITH_GRACE, Due, Misfires, Recurrence, Timetable
-from tests.conftest import START_MS, OpenStore, Plant, present, tick_after
+from tests.conftest import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, OpenStore, Plant, present, tick_after
 from tests.duelog.store_state import each_received
 from tests.duelog.upkeep.twin_schedule import Asked, TwinSchedule
 from tests.model.driver import Once, SimulatedCrash, armed, copy_store, full_disk, scratch_directory
 
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
 ROME = "Europe/Rome"
 
 

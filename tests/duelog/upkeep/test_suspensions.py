@@ -21,11 +21,10 @@ from duelog.markers.firing.pending_log import PendingLog
 from duelog.metrics import SUSPENDED, SUSPENDED_TIME
 from duelog.store.files import pages
 from duelog.store.log.managed_ledger import ManagedLedger
-from tests.conftest import START_MS, OpenStore, applied, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, tick_after
 from tests.duelog.store_state import payloads_of
 from tests.duelog.upkeep.test_threads import LIMIT_S, WatchedManualClock, waiting
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=0, max_open_partitions=1)
 FULL_NAME = "persistent://public/default/"
 

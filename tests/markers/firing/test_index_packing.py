@@ -11,13 +11,11 @@ from duelog.markers.firing import loaded
 from duelog.markers.firing.loaded import LoadedPartitions
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions.index import buckets
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import HOUR_MS, MINUTE_MS, START_MS, OpenStore
 from tests.duelog.store_state import payloads
 from tests.markers.firing.logs import new_log
 from tests.partitions.packing_all import packed_in
 
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
 CONFIG = StoreConfig(partition_ms=24 * HOUR_MS, durability="none")
 
 

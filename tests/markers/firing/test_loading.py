@@ -15,11 +15,9 @@ from duelog.snapshot.snapshot_format import snapshot_keys
 from duelog.store.codec.format import Table
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DamagedStore
-from tests.conftest import START_MS, OpenStore, applied, present
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present
 from tests.duelog.store_state import each_received
 
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
 CONFIG = StoreConfig(partition_ms=HOUR_MS, durability="none", run_entries=10)
 FIRST_MS = START_MS - START_MS % HOUR_MS + HOUR_MS
 """Where the first partition begins that has not begun."""

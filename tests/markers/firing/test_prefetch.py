@@ -11,12 +11,11 @@ from duelog.markers.firing.pending_log import PendingLog
 from duelog.snapshot import restore
 from duelog.store.env import environment as environment_module
 from duelog.store.env import page_cache
-from tests.conftest import START_MS, OpenStore, applied, present
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present
 from tests.duelog.store_state import payloads
 from tests.store.page_cache_calls import DROP, FETCH, Calls, joined, record
 
 PIECE = 64 << 10
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, preload_ms=60_000)
 NEXT_MS = START_MS - START_MS % HOUR_MS + HOUR_MS
 """Start of the first partition that has not begun."""

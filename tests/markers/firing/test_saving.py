@@ -13,11 +13,10 @@ from duelog.snapshot.writer import remove_snapshots, write_snapshots
 from duelog.store.env.environment import Environment
 from duelog.store.errors import StoreFull
 from duelog.store.files import failpoints
-from tests.conftest import START_MS, OpenStore, present, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, present, tick_after
 
 pytestmark = pytest.mark.usefixtures("disarmed")
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=24 * HOUR_MS, snapshot_every_entries=1_000, durability="none")
 
 

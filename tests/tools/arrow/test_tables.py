@@ -24,7 +24,8 @@ from duelog.tools.columns.sealed import read_sealed
 from duelog.tools.transfer.export_layout import open_export
 from duelog.tools.transfer.parquet_export import export_store
 from duelog.tools.transfer.parquet_import import import_export
-from tests.duelog.writing_process import HOUR_MS, START_MS, WritingProcess
+from tests.conftest import HOUR_MS
+from tests.duelog.writing_process import START_MS, WritingProcess
 from tests.tools.arrow.every_table import CONFIG, NOW_MS, TOPICS, Filled, fill, listed
 from tests.tools.command_line import ok, refused
 

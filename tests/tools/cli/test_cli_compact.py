@@ -15,7 +15,8 @@ from duelog.tools import compact_store as compaction
 from duelog.tools.columns.sealed import sealed_generations
 from duelog.tools.compact_store import CompactionReport, CompactionTask, PartitionAnswer, compact_store, run_here
 from duelog.tools.transfer.export_layout import open_export
-from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.conftest import HOUR_MS
+from tests.duelog.writing_process import WritingProcess
 from tests.tools.closed_days import build_half_acknowledged
 from tests.tools.command_line import json_lines_of, json_of, ok, refused, run
 

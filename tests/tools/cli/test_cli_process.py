@@ -20,7 +20,8 @@ import typer
 from duelog import Message
 from duelog.tools.cli.cli_upkeep import init
 from duelog.tools.cli.main import REGISTERED, app, main
-from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.conftest import HOUR_MS
+from tests.duelog.writing_process import WritingProcess
 from tests.tools.command_line import (
     DUELOG,
     FUTURE_MS,

@@ -24,7 +24,8 @@ from duelog.store.errors import BrokenInvariant, DamagedStore, InvalidArgument
 from duelog.tools.columns.scan_arrow import HEADER_COLUMNS, MESSAGES, read_bodies, scan_messages
 from duelog.tools.columns.scan_rows import Batch, LogRange, Piece, Sizes, Slice, Wanted, plan_scan
 from duelog.tools.columns.sealed import identity_of, open_generation, sealed_generations
-from tests.duelog.writing_process import HOUR_MS, WritingProcess
+from tests.conftest import HOUR_MS
+from tests.duelog.writing_process import WritingProcess
 from tests.proof import length
 from tests.tools.closed_days import DAY_MS, FIRST_MS, TOPICS, Built, Sent, build
 

@@ -15,10 +15,9 @@ from duelog.store.codec.format import FORMAT_VERSION, PARTITION_INFO_KEY, Partit
 from duelog.store.codec.run import HEADER_BYTES
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, tick_after
+from tests.conftest import DAY_MS, START_MS, tick_after
 from tests.tools.small_records import DAMAGES, IN_BOTH, Damage, environments, flip, forget_applied, keys, remove
 
-DAY_MS = 86_400_000
 CONFIG = StoreConfig(background=False, max_clock_jump_ms=None)
 DAMAGE = pytest.mark.parametrize("damage", DAMAGES)
 

@@ -21,13 +21,12 @@ from duelog.store.wal.segment import RowKind, salvage
 from duelog.store.wal.write_batch import single_rows
 from duelog.tools.repair.repair_store import RepairReport, repair_store
 from duelog.tools.store_check import check_store
-from tests.conftest import START_MS, OpenStore
+from tests.conftest import HOUR_MS, START_MS, OpenStore
 from tests.disaster.running import forked
 from tests.model.driver import copy_store
 from tests.proof import length
 from tests.tools.small_records import flip, keys
 
-HOUR_MS = 3_600_000
 CONFIG = StoreConfig(partition_ms=HOUR_MS, background=False)
 TRIALS = length("DUELOG_REPAIR_TRIALS", 6, 20)
 DUES = (START_MS + 3 * HOUR_MS, START_MS + 9 * HOUR_MS)
