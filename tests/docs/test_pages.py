@@ -237,8 +237,8 @@ def rows(page: str, cells: int) -> list[list[str]]:
     return [row for row in found if len(row) == cells and row[0].startswith("`")]
 
 
-def test_the_page_lists_every_instrument_with_its_kind_unit_and_attributes() -> None:
-    """In the order of the code, and no other; a second table explains the attributes."""
+def test_the_page_lists_every_instrument_and_what_a_broker_exports_beside_them() -> None:
+    """In the order of the code, each with its kind and what belongs to it; another table explains the attributes."""
     listed = [
         (name.strip("`"), kind, unit.strip("`"), tuple(re.findall(r"`([^`]+)`", attributes)), description)
         for name, kind, unit, attributes, description in rows(METRICS_PAGE, 5)
@@ -246,15 +246,11 @@ def test_the_page_lists_every_instrument_with_its_kind_unit_and_attributes() -> 
     assert listed == [(spec.name, spec.kind, spec.unit, spec.attributes, spec.description) for spec in SPECS]
     explained = {name.strip("`") for name, _ in rows(METRICS_PAGE, 2)}
     assert explained == {attribute for spec in SPECS for attribute in spec.attributes}
-
-
-def test_the_page_lists_what_a_broker_exports_beside_the_instruments() -> None:
-    """In the order of the code, each with its kind, labels and description."""
-    listed = [
+    beside = [
         (name.strip("`"), kind, tuple(re.findall(r"`([^`]+)`", labels)), description)
         for name, kind, labels, description in rows(METRICS_PAGE, 4)
     ]
-    assert listed == [tuple(each) for each in METRICS if each not in ENGINE]
+    assert beside == [tuple(each) for each in METRICS if each not in ENGINE]
     # Two instruments of one name would be merged by an SDK, two metrics by Prometheus.
     assert len({spec.name for spec in SPECS}) == len(SPECS)
     assert len({each.name for each in METRICS}) == len(METRICS)

@@ -362,40 +362,35 @@ def write_store_file(path: Path, **changes: object) -> None:
     (path / "STORE").write_text(json.dumps(fields))
 
 
-def test_another_partition_span_is_refused_with_both_values(path: Path) -> None:
-    """And the store opens with its own."""
+def test_another_span_or_format_is_refused_with_both_values(path: Path) -> None:
+    """It opens with its own; version 1 was never released; of a later one nothing else may be understood."""
     fill(path)
     error = refused(path, FormatMismatch, StoreConfig(partition_ms=86_400_000))
     assert (error.field, error.found, error.expected) == ("partition_ms", HOUR_MS, 86_400_000)
     assert "3600000" in str(error)
     assert "86400000" in str(error)
     DelayedStore.open(path, CONFIG, clock=ManualClock(START_MS)).close()
-
-
-@pytest.mark.parametrize("version", [1, 3, 99, "2", None])
-def test_a_store_of_another_format_is_refused_with_both_versions(path: Path, version: object) -> None:
-    """Version 1 was never released; also where what else a later format says is not understood."""
-    fill(path)
-    write_store_file(path, format=version, invented_later={"a": 1})
+    store_file = (path / "STORE").read_bytes()
+    for version in (1, 3, 99, "2", None):
+        write_store_file(path, format=version, invented_later={"a": 1})
+        error = refused(path, FormatMismatch)
+        assert (error.field, error.found, error.expected) == ("format", version, 2)
+        (path / "STORE").write_text(json.dumps({"format": version, "crc": 0}))
+        assert refused(path, FormatMismatch).found == version
+    (path / "STORE").write_bytes(store_file)
+    main = main_of(path)
+    info = fmt.PartitionInfo.unpack(main.get(fmt.PARTITION_INFO_KEY) or b"")._replace(version=7)
+    main.write(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
+    main.close()
     error = refused(path, FormatMismatch)
-    assert (error.field, error.found, error.expected) == ("format", version, 2)
-    (path / "STORE").write_text(json.dumps({"format": version, "crc": 0}))
-    assert refused(path, FormatMismatch).found == version
+    assert (error.field, error.found, error.expected) == ("format", 7, 1)
 
 
 DAMAGED: list[bytes] = [b"", b"\0" * 100, b"not json", b"[]", b"{}", b"5", b"\xff\xfe", b'{"format": 2, "crc": 0}']
 
 
-def test_a_damaged_store_file_is_refused_by_name(path: Path) -> None:
-    """The error has what was found."""
-    fill(path)
-    for content in DAMAGED:
-        (path / "STORE").write_bytes(content)
-        assert refused(path, DamagedStore).path == path / "STORE"
-
-
-def test_the_main_environment_of_another_store_is_refused(tmp_path: Path, path: Path) -> None:
-    """It is not opened as if it were this one's."""
+def test_a_damaged_store_file_and_another_stores_main_environment_are_refused(tmp_path: Path, path: Path) -> None:
+    """It is not opened as if it were this one's; the error has what was found."""
     fill(path)
     fill(tmp_path / "other")
     shutil.rmtree(path / "main")
@@ -403,17 +398,9 @@ def test_the_main_environment_of_another_store_is_refused(tmp_path: Path, path: 
     error = refused(path, DamagedStore)
     assert error.path == path / "main"
     assert "another store" in error.reason
-
-
-def test_a_main_environment_of_a_later_format_is_refused(path: Path) -> None:
-    """Whatever STORE says."""
-    fill(path)
-    main = main_of(path)
-    info = fmt.PartitionInfo.unpack(main.get(fmt.PARTITION_INFO_KEY) or b"")._replace(version=7)
-    main.write(lambda transaction: transaction.put(fmt.PARTITION_INFO_KEY, info.pack()))
-    main.close()
-    error = refused(path, FormatMismatch)
-    assert (error.field, error.found, error.expected) == ("format", 7, 1)
+    for content in DAMAGED:
+        (path / "STORE").write_bytes(content)
+        assert refused(path, DamagedStore).path == path / "STORE"
 
 
 @pytest.mark.parametrize("table", [fmt.Table.PARTITION_INFO, fmt.Table.PARTITION, fmt.Table.FRONTIER])

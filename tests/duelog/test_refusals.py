@@ -206,7 +206,7 @@ def test_a_malformed_subscription_is_refused(store: DelayedStore) -> None:
     assert not store.topic("unknown").exists()
 
 
-OF_UNKNOWN: list[Callable[[Topic], object]] = [
+OF_A_TOPIC_THAT_IS: list[Callable[[Topic], object]] = [
     lambda topic: topic.unsubscribe("s"),
     lambda topic: topic.subscriptions(),
     lambda topic: topic.stats(),
@@ -217,25 +217,17 @@ OF_UNKNOWN: list[Callable[[Topic], object]] = [
 ]
 
 
-def test_an_unknown_topic_is_named(store: DelayedStore) -> None:
+def test_an_unknown_topic_or_subscription_is_named(store: DelayedStore, topic: Topic) -> None:
     """Asking for it does not make it."""
     unknown = store.topic("shop/eu/unknown")
-    for use in OF_UNKNOWN:
+    for use in OF_A_TOPIC_THAT_IS:
         with pytest.raises(UnknownTopic, match="shop/eu/unknown") as caught:
             use(unknown)
         assert caught.value.topic == "persistent://shop/eu/unknown"
         assert isinstance(caught.value, LookupError)
         assert not unknown.exists()
-
-
-def test_deleting_an_unknown_topic_says_so(store: DelayedStore) -> None:
-    """By its full name."""
     with pytest.raises(UnknownTopic, match="topic 'unknown' does not exist"):
         store.delete_topic("unknown")
-
-
-def test_an_unknown_subscription_is_named(topic: Topic) -> None:
-    """With its topic."""
     with pytest.raises(UnknownSubscription, match=r"topic 't' .*'unknown'") as caught:
         topic.unsubscribe("unknown")
     assert (caught.value.topic, caught.value.subscription) == (topic.name, "unknown")
@@ -311,14 +303,8 @@ TOPIC_USES: list[Callable[[Topic], object]] = [
     lambda topic: topic.send(b"x", deliver_after=5),
     lambda topic: topic.send_batch([Message(b"x")]),
     lambda topic: topic.subscribe("another"),
-    lambda topic: topic.unsubscribe("s"),
-    lambda topic: topic.get(MessageId(1, 0)),
-    lambda topic: topic.cancel(MessageId(1, 0)),
-    lambda topic: topic.reschedule(MessageId(1, 0)),
-    lambda topic: topic.scheduled(),
     lambda topic: topic.exists(),
-    lambda topic: topic.subscriptions(),
-    lambda topic: topic.stats(),
+    *OF_A_TOPIC_THAT_IS,
 ]
 
 SUBSCRIPTION_USES: list[Callable[[Subscription], object]] = [

@@ -276,17 +276,13 @@ def test_key_and_value_are_compared_one_by_one() -> None:
     assert misfit(Schema("s", b"\0\0\0\x09x", SchemaType.KEY_VALUE), [], Compatibility.FULL) is not None
 
 
-def test_one_schema_is_the_same_however_it_is_written() -> None:
-    """Spaces and the order of members do not make a version."""
+def test_what_is_a_schema_and_when_two_are_the_same() -> None:
+    """Spaces and the order of members do not make a version; bytes and AUTO_CONSUME are no schema."""
     one = Schema("s", b'{"type": "record", "name": "R", "fields": []}', SchemaType.AVRO)
     other = Schema("x", b'{"name":"R","type":"record","fields":[]}', SchemaType.AVRO)
     assert same(one, other)
     assert not same(one, Schema("s", one.schema_data, SchemaType.JSON))
     assert not same(Schema("s", b"1", 1), Schema("s", b" 1", 1))
-
-
-def test_bytes_and_what_takes_the_topics_schema_are_no_schema() -> None:
-    """Numbers that are not positive, and AUTO_CONSUME."""
     assert [number for number in (-4, -1, 0, 1, 4, 20, 21) if is_schema(Schema("", b"", number))] == [1, 4, 20]
     assert not is_schema(None)
 

@@ -160,23 +160,17 @@ def refused(stage: Stage, topic: str, action: Action = Action.PRODUCE, role: str
     return caught.value.error
 
 
-def test_a_topic_comes_into_being_when_it_is_opened(store: DelayedStore) -> None:
-    """Unless the client asks not to make it."""
+def test_a_topic_comes_into_being_when_it_is_opened_where_its_namespace_makes_topics(store: DelayedStore) -> None:
+    """Unless the client asks not to make it; those that are there are opened."""
     stage = Stage(store)
     assert refused(stage, "t", create=False) == ServerError.TOPIC_NOT_FOUND
     assert stage.topics() == []
     assert opened(stage, "t").name == "persistent://public/default/t"
     assert stage.topics() == ["persistent://public/default/t"]
     assert opened(stage, "t", create=False).exists()
-
-
-def test_a_namespace_without_auto_creation_makes_no_topic_but_opens_those_there_are(store: DelayedStore) -> None:
-    """For all clients."""
-    stage = Stage(store)
     stage.set("public/default", auto_creation=FORBIDDEN)
-    store.topic("there").send(b"m")
-    assert refused(stage, "t") == ServerError.TOPIC_NOT_FOUND
-    assert opened(stage, "there").exists()
+    assert refused(stage, "u") == ServerError.TOPIC_NOT_FOUND
+    assert opened(stage, "t").exists()
 
 
 def test_partitions_are_opened_and_their_topic_is_not(store: DelayedStore) -> None:

@@ -36,35 +36,26 @@ RECORDS = st.one_of(
 )
 
 
-@given(RECORDS)
-def test_every_record_comes_back_as_it_was(record: FrontierRecord) -> None:
-    """Packing and unpacking is the identity for every kind of record."""
-    again = type(record).unpack(record.pack())
+@given(RECORDS, st.integers(-8, 8).filter(bool))
+def test_a_record_comes_back_as_it_was_and_one_of_another_length_is_refused(record: FrontierRecord, more: int) -> None:
+    """For every kind of record; cut short or with something after it, it is corrupt, whatever it says."""
+    packed = record.pack()
+    again = type(record).unpack(packed)
     assert again == record
     assert type(again) is type(record)
-
-
-@given(RECORDS, st.integers(-8, 8).filter(bool))
-def test_a_record_of_another_length_is_refused(record: FrontierRecord, more: int) -> None:
-    """A record cut short or with something after it is corrupt, whatever it says."""
-    packed = record.pack()
     with pytest.raises(CorruptRecord):
         type(record).unpack(packed + bytes(more) if more > 0 else packed[:more])
 
 
-@given(st.binary(min_size=1, max_size=40), st.binary(max_size=200))
-def test_a_sealed_value_opens_under_its_key(key: bytes, fields: bytes) -> None:
-    """Fields come back from bytes and from LMDB's views."""
+@given(st.binary(min_size=1, max_size=40), st.binary(max_size=200), st.data())
+def test_a_sealed_value_opens_under_its_key_and_with_no_bit_flipped(
+    key: bytes, fields: bytes, data: st.DataObject
+) -> None:
+    """From bytes and from LMDB's views; a bit of the value, the checksum or the key."""
     value = fmt.seal(key, fields)
     assert len(value) == len(fields) + fmt.CRC_BYTES
     assert fmt.unseal(key, value) == fields
     assert fmt.unseal(key, memoryview(value)) == fields
-
-
-@given(st.binary(min_size=1, max_size=20), st.binary(max_size=60), st.data())
-def test_one_flipped_bit_breaks_the_seal(key: bytes, fields: bytes, data: st.DataObject) -> None:
-    """A bit of the value, the checksum or the key."""
-    value = fmt.seal(key, fields)
     both = bytearray(key + value)
     bit = data.draw(st.integers(0, len(both) * 8 - 1))
     both[bit // 8] ^= 1 << bit % 8
@@ -138,24 +129,24 @@ def test_a_key_is_of_a_ledgers_run_or_it_is_not(ledger_id: int, other: int, numb
         assert not fmt.is_run_of(wrong, ledger_id)
 
 
-def test_no_two_tables_share_a_first_byte_and_runs_come_last() -> None:
-    """The runs of the newest ledger lie at the end of the environment, where they are appended."""
+def test_no_two_tables_share_a_first_byte_runs_come_last_and_the_longest_names_fit() -> None:
+    """The runs of the newest ledger are appended at the end of the environment; LMDB takes keys of 511 bytes."""
     assert len({int(table) for table in Table}) == len(Table)
     assert max(Table) is Table.RUN
-
-
-def test_the_longest_names_fit_into_keys() -> None:
-    """LMDB takes keys of 511 bytes."""
     assert len(fmt.topic_key("x" * MAX_TOPIC_BYTES)) <= 511
     assert len(fmt.cursor_key(1, "x" * MAX_SUBSCRIPTION_BYTES)) <= 511
 
 
-def test_a_frontier_that_has_not_fired_has_no_last_marker() -> None:
-    """(0, 0) is no position of a marker until something has fired."""
+def test_at_the_start_nothing_has_fired_and_there_is_no_last_marker() -> None:
+    """Not even an entry due at 0, nor one that has no due time to compare; (0, 0) is no position of a marker then."""
     start = FrontierRecord.start(7)
     assert (start.ledger_id, start.last_marker, start.absorbed_end, start.fired) == (7, None, 0, 0)
     fired = start._replace(fired=1, marker_ledger=3, marker_entry=0)
     assert fired.last_marker == (3, 0)
+    ids = np.arange(3, dtype=np.uint32)
+    dues = np.array([0, HELD, UNREADABLE_DUE])
+    assert not start.has_fired(ids, dues).any()
+    assert not start.passes(ids, dues).any()
 
 
 def test_mark_delete_is_the_entry_before_the_next() -> None:
@@ -214,12 +205,3 @@ def test_an_entry_has_fired_if_it_is_below_t_and_at_or_before_c(
     assert frontier.has_fired(ids, dues).tolist() == [
         entry < t and before for (entry, _), before in zip(entries, passed, strict=True)
     ]
-
-
-def test_nothing_has_fired_at_the_start() -> None:
-    """Not even an entry due at 0, nor one that has no due time to compare."""
-    start = FrontierRecord.start(7)
-    ids = np.arange(3, dtype=np.uint32)
-    dues = np.array([0, HELD, UNREADABLE_DUE])
-    assert not start.has_fired(ids, dues).any()
-    assert not start.passes(ids, dues).any()
