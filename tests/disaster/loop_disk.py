@@ -1,4 +1,4 @@
-"""A real file system in a file: one that fills up, or that is shut down, as if its power had gone."""
+"""Real file systems: one in memory that fills up; one in a file that does, or is shut down as if its power had gone."""
 
 import fcntl
 import os
@@ -78,3 +78,19 @@ def loop_disk(file_system: str, size: int) -> Iterator[Disk]:
             yield disk
         finally:
             disk.unmount()
+
+
+@contextmanager
+def full_soon(path: Path, mebibytes: int) -> Iterator[Path]:
+    """A file system of that size at a directory, in memory; skips where none can be mounted."""
+    if shutil.which("mount") is None or os.geteuid():
+        pytest.skip("mounting needs root and mount(8)")
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import resource
-import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -25,6 +24,7 @@ from duelog.errors import StoreFull
 from duelog.store.env import environment as environment_module
 from tests.conftest import OpenStore
 from tests.disaster import io_child
+from tests.disaster.loop_disk import full_soon
 from tests.disaster.running import memory, module
 from tests.disaster.test_power_cut import WHY_NOT
 from tests.proof import sample
@@ -180,20 +180,8 @@ def file_limit() -> Iterator[Callable[[int], None]]:
 @pytest.fixture
 def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A file system of 4 MiB (or the parameter); skips where none can be mounted."""
-    if shutil.which("mount") is None or os.geteuid():
-        pytest.skip("mounting needs root and mount(8)")
-    path = tmp_path / "disk"
-    path.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', 4)}m", "tmpfs", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with full_soon(tmp_path / "disk", getattr(request, "param", 4)) as path:
+        yield path
 
 
 @pytest.mark.parametrize("full", ["map", "file", "disk"])

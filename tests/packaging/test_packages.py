@@ -11,13 +11,9 @@ from tests.packaging.tree import FACE, FLOORS, ROOT, dotted, modules, packages, 
 SETUPTOOLS = project()["tool"]["setuptools"]
 
 
-def test_every_package_on_disk_is_installed_and_no_other() -> None:
-    """A package missing from `packages` works in an editable install and is silently missing from the wheel."""
+def test_every_package_on_disk_is_installed_from_its_folder_and_no_other() -> None:
+    """One that is missing from `packages` or has no `__init__.py` works in an editable install alone."""
     assert sorted(SETUPTOOLS["packages"]) == sorted(packages())
-
-
-def test_every_package_is_mapped_to_its_folder() -> None:
-    """`package-dir` names the folder of every floor, and a nested package lies where its floor's mapping says."""
     mapping = SETUPTOOLS["package-dir"]
     assert set(mapping) <= set(packages())
     for name, folder in packages().items():
@@ -26,16 +22,8 @@ def test_every_package_is_mapped_to_its_folder() -> None:
             mapped = mapped.rpartition(".")[0]
         rest = name.removeprefix(mapped).replace(".", "/")
         assert ROOT / (mapping[mapped] + rest) == folder, name
-
-
-def test_every_folder_with_modules_is_a_package() -> None:
-    """A folder of a floor that holds modules has an `__init__.py`: without one it would not be installed."""
     folders = {module.parent for floor in FLOORS for module in modules(ROOT / floor)}
     assert folders == set(packages().values())
-
-
-def test_every_folder_at_the_top_is_a_floor_or_not_installed() -> None:
-    """A new folder at the top that is a package is a floor of the design, with a place in its order."""
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"} == set(FLOORS)
 
 
@@ -84,12 +72,5 @@ def test_a_broken_invariant_is_raised_as_one() -> None:
     sources = [module for floor in FLOORS for module in modules(ROOT / floor)]
     found = {dotted(module): lines for module in sources if (lines := wrong(ast.parse(module.read_text("utf-8"))))}
     assert found == {}
-
-
-def test_an_assertion_and_a_bare_error_would_be_found() -> None:
-    """The test above looks where it should."""
-    assert wrong(ast.parse("assert it\nraise KeyError\nraise LookupError('it') from None\nraise ValueError")) == [
-        1,
-        2,
-        3,
-    ]
+    found_here = wrong(ast.parse("assert it\nraise KeyError\nraise LookupError('it') from None\nraise ValueError"))
+    assert found_here == [1, 2, 3]

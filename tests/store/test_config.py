@@ -104,14 +104,10 @@ def test_a_config_cannot_be_changed() -> None:
         StoreConfig(1)  # type: ignore[call-arg]
 
 
-def test_what_is_documented_is_taken() -> None:
-    """The ends of each range, None where it has a meaning, every choice, both forms of a topic's name."""
+def test_what_is_documented_is_taken_and_other_values_are_refused_by_name() -> None:
+    """Ends of ranges, None where it has a meaning, every choice; nothing of another type is converted silently."""
     for name, value in GOOD:
         assert getattr(make(**{name: value}), name) == value
-
-
-def test_other_values_are_refused_by_name() -> None:
-    """A value beyond its range, of another type (nothing is converted silently), or that is no choice or name."""
     for name, value in BAD:
         with pytest.raises(InvalidArgument) as caught:
             make(**{name: value})

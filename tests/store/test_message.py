@@ -23,9 +23,12 @@ from tests.conftest import present
 NOW = 1_790_000_000_000
 
 
-def test_a_message_without_a_delay_has_no_due_time() -> None:
-    """None is neither now nor zero."""
+def test_deliver_after_counts_from_now_and_rounds_up_to_the_millisecond() -> None:
+    """By the rule of durations (test_config.py); without a delay there is no due time."""
     assert resolve_due_ms(Message(b""), NOW) is None
+    for after, delay_ms in ((0, 0), (0.0705, 71), (np.int64(2), 2_000), (timedelta(microseconds=1), 1)):
+        due = resolve_due_ms(Message(b"", deliver_after=after), NOW)  # type: ignore[arg-type]
+        assert (due, type(due)) == (NOW + delay_ms, int)
 
 
 @pytest.mark.parametrize(
@@ -74,21 +77,10 @@ def test_no_datetime_is_early_and_none_late_by_a_millisecond(at: datetime) -> No
     assert 0 <= due_ms - exact < 1
 
 
-def test_deliver_after_counts_from_now_and_rounds_up_to_the_millisecond() -> None:
-    """The rule is that of durations (test_config.py)."""
-    for after, delay_ms in ((0, 0), (0.0705, 71), (np.int64(2), 2_000), (timedelta(microseconds=1), 1)):
-        due = resolve_due_ms(Message(b"", deliver_after=after), NOW)  # type: ignore[arg-type]
-        assert (due, type(due)) == (NOW + delay_ms, int)
-
-
-def test_only_the_payload_is_positional() -> None:
-    """Message(b"x", 5) is a mistake and not a due time."""
+def test_messages_are_small_records_whose_payload_alone_is_positional() -> None:
+    """They compare by value; Message(b"x", 5) is a mistake and not a due time."""
     with pytest.raises(TypeError):
         Message(b"x", 5)  # type: ignore[call-arg]
-
-
-def test_messages_compare_by_value_and_have_no_dict() -> None:
-    """They are small records."""
     assert Message(b"a", key="k") == Message(b"a", key="k")
     assert Message(b"a") != Message(b"b")
     received = ReceivedMessage(b"p", None, {}, MessageId(1, 2), MessageId(3, 4), 5, 6, 0, "t", "s")

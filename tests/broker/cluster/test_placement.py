@@ -75,12 +75,6 @@ def test_a_namespace_counts_more_than_its_tenant_and_a_tenant_more_than_the_defa
     assert parse_placement(json.dumps(same), tmp_path / "p.json") == table
 
 
-def test_without_a_default_nobody_serves_what_is_not_named() -> None:
-    """A namespace that no line means has no owner."""
-    table = parse_placement('[brokers.a]\nurl = "pulsar://h:1"\n', Path("p.toml"))
-    assert table.owner("public/default") is None
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [

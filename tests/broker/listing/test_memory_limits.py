@@ -29,7 +29,6 @@ from duelog.broker.listing.memory_limits import (
 )
 from duelog.store.errors import InvalidArgument
 from tests.broker.peers import TestLoop, idle
-from tests.conftest import OpenStore
 from tests.proof import length
 
 
@@ -460,12 +459,6 @@ async def test_twelve_metrics_are_26_series() -> None:
 HEAP = "maxTopicListInFlightHeapMemSizeMB"
 TIMEOUT = "maxTopicListInFlightDirectMemSizePermitsAcquireTimeoutMillis"
 QUEUE = "maxTopicListInFlightHeapMemSizePermitsAcquireQueueSize"
-
-
-@pytest.fixture
-def store(open_store: OpenStore) -> DelayedStore:
-    """An empty one."""
-    return open_store()
 
 
 def settings_of(store: DelayedStore) -> DynamicSettings:

@@ -21,13 +21,6 @@ from duelog.broker.security.permissions import Action
 from duelog.store.errors import CorruptRecord
 from tests.broker.lookup.stage import BOTH, FORBIDDEN, PARTITIONED, Stage
 from tests.broker.peers import FakePeer
-from tests.conftest import OpenStore
-
-
-@pytest.fixture
-def store(open_store: OpenStore) -> DelayedStore:
-    """An empty store."""
-    return open_store()
 
 
 def test_a_lookup_answers_with_both_addresses_and_makes_nothing(store: DelayedStore) -> None:

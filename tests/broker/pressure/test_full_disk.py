@@ -2,9 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from duelog.broker.protocol.failures import ServerError
 from tests.broker.clients.conftest import ServedStore
 from tests.broker.pressure.served import Talker
 from tests.broker.server.raw_client import blob_of
+from tests.disaster.loop_disk import full_soon
 
 pytestmark = pytest.mark.fault
 TOPIC = "persistent://public/default/full"
@@ -23,21 +21,13 @@ TOPIC = "persistent://public/default/full"
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServedStore]:
     """A broker on a file system of 32 MiB; skips where none can be mounted."""
-    if shutil.which("mount") is None or os.geteuid():
-        pytest.skip("mounting needs root and mount(8)")
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(path)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    made = ServedStore(path)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.kill()
-        subprocess.run(["umount", "-l", str(path)], check=True)
+    with full_soon(tmp_path / "disk", 32) as path:
+        made = ServedStore(path)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.kill()
 
 
 def test_a_full_disk_refuses_sends_and_passes_when_there_is_space(served: ServedStore) -> None:

@@ -115,21 +115,13 @@ def test_metadata_is_read_and_what_the_broker_does_not_know_of_it_is_skipped(see
     assert entry.decode_metadata(memoryview(unknown + data + unknown + tag(91, 5) + bytes(4))) == wanted
 
 
-def test_unknown_fields_of_a_command_are_skipped() -> None:
-    """Inside the command and beside it."""
+def test_whatever_form_protobuf_gives_a_command_is_read() -> None:
+    """Unknown fields inside it and beside it, any order of fields, both forms of a repeated number."""
     send = commands.Send(1, 2)
     body = fields.ENCODERS[commands.Send](send) + tag(200, 2) + varint(3) + b"abc"
     data = tag(1, 0) + varint(6) + tag(99, 0) + varint(7) + tag(6, 2) + varint(len(body)) + body
     assert commands.decode(data) == send
-
-
-def test_the_type_may_stand_behind_its_message() -> None:
-    """Protobuf gives no order of fields."""
     assert commands.decode(tag(11, 2) + b"\x04\x08\x01\x10\x02" + tag(1, 0) + b"\x0b") == commands.Flow(1, 2)
-
-
-def test_a_set_of_acknowledged_messages_may_be_packed() -> None:
-    """Protobuf takes both forms of a repeated number."""
     packed = tag(1, 0) + b"\x01" + tag(2, 0) + b"\x02" + tag(5, 2) + b"\x0b\x05" + varint(-1)
     found = fields.DECODERS[commands.MessageIdData](packed, 0, len(packed))
     assert found == commands.MessageIdData(1, 2, ack_set=[5, -1])

@@ -89,18 +89,14 @@ def responded(data: AuthData | None) -> Proven:
     return asyncio.run(AUTHENTICATION.respond(Proven("me", "token", 10), AuthResponse(response=data)))
 
 
-def test_a_response_proves_the_same_role_anew() -> None:
-    """By the same method where it names none."""
+def test_a_response_proves_the_same_role_anew_or_is_refused() -> None:
+    """By the same method where it names none; a connection keeps its role."""
     assert responded(AuthData("token", b"me@20")) == ("me", "token", 20)
     assert responded(AuthData(None, b"me@20")) == ("me", "token", 20)
-
-
-@pytest.mark.parametrize("data", [None, AuthData(), AuthData("token", b"you@20"), AuthData("basic", b"me")])
-def test_a_response_that_proves_another_role_or_none_is_refused(data: AuthData | None) -> None:
-    """A connection keeps its role."""
-    with pytest.raises(Refused) as caught:
-        responded(data)
-    assert caught.value.error == ServerError.AUTHENTICATION
+    for data in (None, AuthData(), AuthData("token", b"you@20"), AuthData("basic", b"me")):
+        with pytest.raises(Refused) as caught:
+            responded(data)
+        assert caught.value.error == ServerError.AUTHENTICATION
 
 
 @pytest.mark.parametrize(
@@ -224,12 +220,19 @@ def pem(key: Any) -> bytes:
     return bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
-def test_a_token_proves_the_role_of_its_subject() -> None:
-    """Until it expires."""
+def test_a_token_proves_the_role_of_its_subject_or_of_the_claim_that_is_set() -> None:
+    """Until it expires; the first role of several. Other claims are not looked at, nor whose clock was ahead."""
     method = TokenMethod(BrokerConfig(token_secret_key=KEY))
     assert method.prove(token(sub="me")) == ("me", "token", None)
     soon = int(time.time()) + 60
     assert method.prove(token(sub="me", exp=soon)).expires_ms == soon * 1_000
+    method = TokenMethod(BrokerConfig(token_secret_key=KEY, token_auth_claim="roles"))
+    assert method.prove(token(roles="me", sub="you")).role == "me"
+    assert method.prove(token(roles=["me", "you"])).role == "me"
+    later = int(time.time()) + 60
+    assert method.prove(token(roles="me", iat=later)).role == "me"
+    number = {"sub": 7, "roles": "me"}
+    assert method.prove(jwt.PyJWS().encode(json.dumps(number).encode(), SECRET, "HS256").encode()).role == "me"
 
 
 @pytest.mark.parametrize(
@@ -252,17 +255,6 @@ def test_a_token_that_is_not_right_proves_nothing(data: bytes) -> None:
     """Expired, not yet valid, of another key, of an algorithm that is not configured, unsigned, without a role."""
     with pytest.raises(InvalidCredentials):
         TokenMethod(BrokerConfig(token_secret_key=KEY)).prove(data)
-
-
-def test_the_role_may_stand_in_another_claim() -> None:
-    """The first of several; other claims are not looked at, nor whose clock was ahead."""
-    method = TokenMethod(BrokerConfig(token_secret_key=KEY, token_auth_claim="roles"))
-    assert method.prove(token(roles="me", sub="you")).role == "me"
-    assert method.prove(token(roles=["me", "you"])).role == "me"
-    later = int(time.time()) + 60
-    assert method.prove(token(roles="me", iat=later)).role == "me"
-    number = {"sub": 7, "roles": "me"}
-    assert method.prove(jwt.PyJWS().encode(json.dumps(number).encode(), SECRET, "HS256").encode()).role == "me"
 
 
 def test_an_audience_that_is_set_has_to_be_there() -> None:
@@ -351,18 +343,13 @@ def of(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-def test_a_client_is_shown_the_certificate(tmp_path: Path) -> None:
-    """By TLS 1.2 and 1.3, nothing older."""
+def test_a_client_is_shown_the_certificate_and_the_next_one_the_changed_one(tmp_path: Path) -> None:
+    """By TLS 1.2 and 1.3, nothing older; the listener's context stays the same object."""
     pair = write_pair(tmp_path)
-    context = Certificate(*pair).context
+    certificate = Certificate(*pair)
+    context = certificate.context
     assert shown(context) == shown(context, ssl.TLSVersion.TLSv1_2) == of(pair[0])
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-
-
-def test_a_certificate_that_changes_is_shown_to_the_next_client(tmp_path: Path) -> None:
-    """The listener's context stays the same object."""
-    certificate = Certificate(*write_pair(tmp_path))
-    context = certificate.context
     assert not certificate.refresh()
     pair = write_pair(tmp_path)
     assert certificate.refresh()

@@ -83,9 +83,12 @@ def test_a_topic_is_named_or_given_and_both_are_the_same_topic(store: DelayedSto
     assert [each.name for each in store.topics()] == [topic.name]
 
 
-def test_nothing_is_no_group(store: DelayedStore) -> None:
-    """No message, no id."""
+def test_what_is_no_sequence_of_pairs_is_refused_and_an_empty_one_is_no_group(store: DelayedStore) -> None:
+    """By name; no message, no id."""
     assert store.send_batch([]) == []
+    for messages in (Message(b"x"), "t", 3, None):
+        with pytest.raises(InvalidArgument, match="messages"):
+            store.send_batch(messages)  # type: ignore[arg-type]
 
 
 WRONG: list[tuple[object, type[Exception], str]] = [
@@ -106,13 +109,6 @@ def test_all_are_checked_before_any_is_stored(store: DelayedStore) -> None:
         with pytest.raises(error, match=said):
             store.send_batch([("t", Message(b"1")), ("other", Message(b"2")), wrong])  # type: ignore[list-item]
     assert not store.topic("other").exists()
-
-
-def test_what_is_no_sequence_of_pairs_is_refused(store: DelayedStore) -> None:
-    """By name."""
-    for messages in (Message(b"x"), "t", 3, None):
-        with pytest.raises(InvalidArgument, match="messages"):
-            store.send_batch(messages)  # type: ignore[arg-type]
 
 
 def test_a_topic_of_another_store_is_refused(store: DelayedStore, open_store: OpenStore, tmp_path: Path) -> None:
@@ -300,16 +296,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_taken_is_named_and_nothing_is_sent(store: DelayedStore) -> None:
-    """The first thing that is wrong, by its field and place."""
+def test_columns_that_cannot_be_taken_are_named_and_nothing_is_sent(store: DelayedStore) -> None:
+    """The first thing that is wrong, by its field and place; of delays one over a policy's limit."""
     for payloads, keywords, field in REFUSED:
         with pytest.raises((InvalidMessage, InvalidArgument), match=field):
             store.topic("t").send_payloads(payloads, **keywords)
-    assert store.stats().pending == 0
-
-
-def test_a_policy_holds_for_columns_too(store: DelayedStore) -> None:
-    """One delay over the limit refuses all."""
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000))
     with pytest.raises(DelayTooLong):
         store.topic("t").send_payloads([b"a", b"b"], deliver_at=[START_MS + 1, START_MS + 1_001])

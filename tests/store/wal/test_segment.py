@@ -58,19 +58,14 @@ def test_groups_are_read_back_in_order(segment: Segment, tmp_path: Path) -> None
     assert segment.position == place_of(7, 3)
 
 
-def test_a_segment_is_as_long_as_it_was_made(segment: Segment, tmp_path: Path) -> None:
-    """Appending writes over zeros that are there: the file does not grow, and nothing is sparse."""
-    segment.append(GroupContent.of([row(1, bytes(9_000))]), flush=True)
-    found = (tmp_path / file_name(7)).stat()
-    assert found.st_size == SIZE
-    assert found.st_blocks * 512 >= SIZE
-
-
-def test_groups_begin_at_sectors(segment: Segment) -> None:
-    """No sector is written twice: what was flushed is not put at risk."""
+def test_groups_begin_at_sectors_of_a_file_that_is_as_long_as_it_was_made(segment: Segment, tmp_path: Path) -> None:
+    """No sector is written twice, so nothing flushed is put at risk; the zeros that are written over are no hole."""
     for size in (0, 1, 470, 512, 2_000):
         assert segment.used % SECTOR == 0
         segment.append(GroupContent.of([row(1, bytes(size))]), flush=True)
+    found = (tmp_path / file_name(7)).stat()
+    assert found.st_size == SIZE
+    assert found.st_blocks * 512 >= SIZE
 
 
 def test_a_group_without_rows_ends_a_segment(tmp_path: Path) -> None:

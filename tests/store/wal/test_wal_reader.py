@@ -90,16 +90,12 @@ def test_a_missing_segment_is_an_error(log: Path, tmp_path: Path, number: int) -
     assert caught.value.path == log / file_name(number)
 
 
-def test_a_damaged_end_before_a_segment_with_groups_is_an_error(log: Path, tmp_path: Path) -> None:
-    """The groups that follow it would be lost silently."""
+def test_a_damaged_end_before_a_segment_that_has_groups_or_has_ended_is_an_error(log: Path, tmp_path: Path) -> None:
+    """The groups that follow it would be lost silently; behind one that holds nothing there may be some."""
     flip(log / file_name(4), GROUPS_AT + SECTOR + 20)
     with pytest.raises(DamagedStore, match="its end, from byte 4608 on, cannot be read, and 5 follows") as caught:
         read_wal(tmp_path, STORE_ID, 3)
     assert caught.value.path == log / file_name(4)
-
-
-def test_a_damaged_end_before_a_segment_that_has_ended_is_an_error(log: Path, tmp_path: Path) -> None:
-    """The next one holds nothing, but the one after it may."""
     (log / file_name(4)).unlink()
     make_segment(log, 4, [], ended=True)
     assert numbers(read_wal(tmp_path, STORE_ID, 3).groups) == [[1], [2, 3], [5]]

@@ -270,6 +270,8 @@ def test_a_table_of_brokers_stands_for_their_stores_and_for_the_copies_of_those_
     assert len(a) == len(b) > 0
     table.write_text('[brokers.c]\nurl = "pulsar://h:1"\n')
     assert "brokers.c.store" in refused("audit", table)
+    assert "brokers.c.store" in refused("compact", table, "--dry-run")
+    assert "matches no store" in refused("audit", f"{fleet}/x*")
 
 
 def test_a_store_that_is_damaged_ends_with_status_2_after_the_others_are_done(fleet: Path, tmp_path: Path) -> None:
@@ -296,18 +298,3 @@ def test_a_store_that_this_process_has_open_is_named_and_the_others_are_audited(
     assert result.exit_code == 2
     assert f"{fleet / 'b'}: " in result.stderr
     assert str(fleet / "c") in result.stdout
-
-
-def test_a_placement_table_means_the_stores_of_its_brokers(fleet: Path) -> None:
-    """Paths are relative to the file; a broker without a store is refused by its name."""
-    table = fleet / "placement.toml"
-    table.write_text(
-        'default = "one"\n[brokers.one]\nurl = "pulsar://localhost:1"\nstore = "a"\n'
-        '[brokers.two]\nurl = "pulsar://localhost:2"\nstore = "c"\n'
-    )
-    found = json_lines_of("compact", table, "--dry-run")
-    assert [each["store"] for each in found] == [str(fleet / "a"), str(fleet / "c")]
-    with table.open("a") as file:
-        file.write('[brokers.three]\nurl = "pulsar://localhost:3"\n')
-    assert "brokers.three.store" in refused("compact", table, "--dry-run")
-    assert "matches no store" in refused("audit", f"{fleet}/x*")

@@ -320,18 +320,14 @@ def test_dump_refuses_what_is_not_there(dumped: Path) -> None:
         assert said in refused("dump", dumped, *arguments)
 
 
-def test_a_damaged_entry_is_dumped_as_damaged_and_the_rest_goes_on(dumped: Path) -> None:
-    """One flipped bit of a body costs one row its value."""
+def test_a_damaged_entry_or_record_is_dumped_as_damaged_and_the_rest_goes_on(dumped: Path) -> None:
+    """A flipped bit of a body costs one row its value; a catalog record that no command could use is still shown."""
     flip(dumped / "partitions" / PARTITION / "g000001" / "data.mdb", b"m123\xa4k123")
     arguments = ["dump", str(dumped), "--partition", PARTITION, "--entries"]
     rows = [row for row in json_lines_of(*arguments) if row["table"] == "MESSAGE"]
     assert [row["key"]["entry_id"] for row in rows if "error" in row] == [123]
     assert len(rows) == 300
     assert "DAMAGED: body does not match its checksum" in ok(*arguments)
-
-
-def test_a_damaged_record_is_dumped_as_damaged(dumped: Path) -> None:
-    """A catalog record that no command could use is still shown."""
     data = dumped / "main" / "data.mdb"
     data.write_bytes(data.read_bytes().replace(b"\x31\x00\x00\x00\x01mailer", b"\x31\x00\x00\x00\x01majler"))
     result = run("dump", dumped)

@@ -118,16 +118,12 @@ def test_the_console_script_is_this_program_in_the_version_of_the_package() -> N
     assert ok("--version") == f"duelog {version('duelog')}\n"
 
 
-def test_without_a_command_the_help_is_shown_with_status_2() -> None:
-    """A usage error, with every command in it."""
+def test_every_command_is_in_the_help_and_has_help_with_an_example() -> None:
+    """Without a command it is a usage error; an example is a line that begins with `duelog` and the command."""
     result = run()
     assert result.exit_code == 2
     shown = result.stdout + result.stderr
     assert all(command in shown for command in COMMANDS)
-
-
-def test_every_command_has_help_with_an_example() -> None:
-    """The first sentence, and a line that begins with `duelog` and the command."""
     for command in COMMANDS:
         shown = ok(command, "--help")
         assert f"duelog {command}" in shown
