@@ -188,6 +188,7 @@ def judged(path: Path, twin: Twin) -> str:
                         left.add((name, text_of(message)))
                         consumer.ack(message)
         letters = {json.loads(letter.payload)["text"]: letter.attempts for letter in store.dead_letters()}
+        assert {letter.topic for letter in store.dead_letters()} <= {store.topic("poison").name}
         assert list(store.check(deep=True)) == []
     assert all(attempts > RETRIES for attempts in letters.values())
     return f"{twin.judge(left, set(letters))}, {len(letters)} dead letters"
