@@ -1,12 +1,11 @@
 """Operations on a store with unapplied messages: the same as after they are applied, and after a crash."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
-from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, tick_after
 from tests.duelog.side_by_side import crashed
 from tests.duelog.store_state import payloads_after
 
@@ -67,25 +66,3 @@ def test_ledgers_that_filled_in_the_log_are_trimmed_once_acknowledged(
     store.tick()
     assert store.topic("a").stats().ledgers == 1
     assert store.partitions() == []
-
-
-def test_figures_are_the_same_before_and_after_it_is_applied(store: DelayedStore) -> None:
-    """But for the bytes of runs: applying makes one of several."""
-    fill(store, "t")
-    topic = store.topic("t")
-
-    def figures() -> list[object]:
-        stats, partitions = topic.stats(), store.partitions()
-        return [
-            replace(stats, stored_bytes=0),
-            [(row.start_ms, row.pending, row.messages, row.topics, row.state) for row in partitions],
-            [(message.message_id, message.payload, message.due_ms) for message in topic.scheduled()],
-            store.stats().pending,
-            list(store.check(deep=True)),
-        ]
-
-    before = figures()
-    assert topic.stats().pending == 20
-    applied(store)
-    assert not store._engine.storage.main.has_unapplied
-    assert figures() == before
