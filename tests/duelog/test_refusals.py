@@ -228,9 +228,9 @@ def test_an_unknown_topic_or_subscription_is_named(store: DelayedStore, topic: T
         assert not unknown.exists()
     with pytest.raises(UnknownTopic, match="topic 'unknown' does not exist"):
         store.delete_topic("unknown")
-    with pytest.raises(UnknownSubscription, match=r"topic 't' .*'unknown'") as caught:
+    with pytest.raises(UnknownSubscription, match=r"topic 't' .*'unknown'") as refused:
         topic.unsubscribe("unknown")
-    assert (caught.value.topic, caught.value.subscription) == (topic.name, "unknown")
+    assert (refused.value.topic, refused.value.subscription) == (topic.name, "unknown")
 
 
 def test_a_taken_subscription_is_refused(topic: Topic, reader: Subscription) -> None:
