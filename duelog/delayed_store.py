@@ -27,7 +27,7 @@ from duelog.store.position import MessageId
 
 from .backup import BackupResult, back_up
 from .check.check_store import Finding, check
-from .engine import Engine, begin_tiers, open_engine, settled
+from .engine import Engine, begin_tiers, open_engine, writing
 from .metrics import Instruments, StoreMetrics
 from .operations.operations import EntryReader, Operations
 from .operations.wire_peer import Admit
@@ -151,7 +151,7 @@ class DelayedStore:
         names = self._engine.topics.names(prefix)
         return (Topic(self._engine, TopicName.parse(name)) for name in names if search(name))
 
-    @settled
+    @writing
     def create_topics(self, names: Iterable[str]) -> list[bool]:
         """Create topics, as `Topic.create`, in one commit; whether each was made. Raises InvalidArgument: none was."""
         found = list(map(TopicName.parse, checked_list("names", names, "names of topics")))
@@ -171,10 +171,9 @@ class DelayedStore:
             raise InvalidArgument("callback", callback, "expected something to be called")
         return self._engine.topic_events.listen(callback)
 
-    @settled
+    @writing
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions, and release all it holds. Raises UnknownTopic."""
-        self._engine.check_writable()
         self._engine.upkeep.removal.remove_topic(self._engine.topics.get(TopicName.parse(name)))
 
     def send_batch(
@@ -237,7 +236,7 @@ class DelayedStore:
         """
         return Transaction(self._engine)
 
-    @settled
+    @writing
     def set_policies(
         self,
         policies: DelayedDeliveryPolicies,
@@ -257,7 +256,6 @@ class DelayedStore:
         expected: set them only if this is what is set there (None: nothing is), in one step; else PoliciesChanged is
         raised, with both. Left out: whatever is set there. Raises InvalidArgument, StoreFull, StoreFailed.
         """
-        self._engine.check_writable()
         if not isinstance(policies, DelayedDeliveryPolicies):
             raise InvalidArgument("policies", policies, "expected Policies or DelayedDeliveryPolicies")
         if not isinstance(expected, (DelayedDeliveryPolicies, EllipsisType)) and expected is not None:
@@ -266,7 +264,7 @@ class DelayedStore:
         self._engine.policies.set(scope, policies, expected)
         self._engine.upkeep.policy_changes.follow(scope)
 
-    @settled
+    @writing
     def update_policies(
         self,
         /,
@@ -281,7 +279,6 @@ class DelayedStore:
         So `update_policies(topic="reminders", retention_ms=timedelta(days=7), ttl_ms=None)` has a topic keep for a week
         and live as long as its namespace says. Returns what is set there then. Raises as `set_policies`.
         """
-        self._engine.check_writable()
         scope = Scope.of(namespace, topic, subscription)
         updated = self._engine.policies.update(scope, values)
         self._engine.upkeep.policy_changes.follow(scope)
@@ -302,12 +299,11 @@ class DelayedStore:
         self._engine.check_open()
         return {str(scope): policies for scope, policies in self._engine.policies.all()}
 
-    @settled
+    @writing
     def remove_policies(
         self, *, namespace: str | None = None, topic: str | None = None, subscription: str | None = None
     ) -> bool:
         """Remove the policies set at a scope, durably; False: none were. Raises as `set_policies`."""
-        self._engine.check_writable()
         scope = Scope.of(namespace, topic, subscription)
         removed = self._engine.policies.remove(scope)
         self._engine.upkeep.policy_changes.follow(scope)
@@ -346,20 +342,18 @@ class DelayedStore:
         origin = None if topic is None else TopicName.parse(topic)
         return self._engine.delivery.dead_letters.held(origin, subscription, reason, key, before_ms)
 
-    @settled
+    @writing
     def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int:
         """Move dead letters back to where they came from, due in `delay`, atomically; how many.
 
         Only the subscription that a letter came from gets it, its attempts from 0; one moved before is passed over.
         Raises UnknownTopic, UnknownSubscription, InvalidArgument, StoreFull, StoreFailed; then nothing was moved.
         """
-        self._engine.check_writable()
         return self._engine.delivery.dead_letters.requeue(checked_letters(letters), duration_ms("delay", delay))
 
-    @settled
+    @writing
     def purge_dead_letters(self, letters: Letters) -> int:
         """Drop dead letters for good, in one transaction; how many were dropped. Raises as `requeue_dead_letters`."""
-        self._engine.check_writable()
         return self._engine.delivery.dead_letters.purge(checked_letters(letters))
 
     def tick(self) -> TickResult:
@@ -396,10 +390,9 @@ class DelayedStore:
         with self._engine.upkeep.maintenance.lock:
             return self._engine.delivery.firing.loaded.save_all(self._engine.clock.now_ms())
 
-    @settled
+    @writing
     def flush(self) -> None:
         """Persist every acknowledgement taken so far. Raises StoreFull, StoreFailed."""
-        self._engine.check_writable()
         self._engine.delivery.flusher.flush()
 
     def check(self, *, deep: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:

@@ -389,23 +389,26 @@ class Engine:
             self.lock.release()
 
 
-S = TypeVar("S", bound="Settling")
+S = TypeVar("S", bound="Face")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Settling(Protocol):
+class Face(Protocol):
     """A face of the store, or of a part of it."""
+
+    _engine: Engine
 
     def _await_copy(self) -> None:
         """Call `Engine.settle` for what the face is of."""
 
 
-def settled(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Have a method of a face return once the copy has what it wrote, where `Engine.settle` waits."""
+def writing(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Have a method of a face raise as `Engine.check_writable`, and return once the copy has what it wrote."""
 
     @wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._engine.check_writable()
         value = method(self, *args, **kwargs)
         self._await_copy()
         return value

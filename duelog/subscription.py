@@ -36,7 +36,7 @@ from .delivery.acks import AckSet
 from .delivery.consumer_arguments import Acknowledgeable, checked, deadline_of, entries_of, positions_of
 from .delivery.dispatcher import Dispatcher, SubscriptionType
 from .delivery.position_set import group_by_ledger, group_places
-from .engine import Engine, settled
+from .engine import Engine, writing
 from .stats import SubscriptionStats
 from .topics.seeking import SeekTarget, expired, go_to
 from .topics.task_activity import TaskActivity
@@ -77,13 +77,12 @@ class SubscriptionAdmin:
             raise InvalidArgument("after", after, "expected an int of at least 0")
         return self._first(count, after).to_list()
 
-    @settled
+    @writing
     def skip(self, count: int, *, until: Position | None = None) -> int:
         """Acknowledge the first `count` messages, as `peek` gives them; how many were not acknowledged meanwhile.
 
         until: none behind this position. Raises InvalidArgument.
         """
-        self._engine.check_writable()
         places = self._first(count).places
         if until is not None:
             places = [place for place in places if position_at(place) <= until]
@@ -94,13 +93,12 @@ class SubscriptionAdmin:
         self._flush()
         return skipped
 
-    @settled
+    @writing
     def expire(self, before: datetime | int) -> int:
         """Acknowledge every message that was due before an instant (aware datetime or epoch ms); how many.
 
         What consumers hold of them is acknowledged too. O(entries after mark-delete). Raises InvalidArgument.
         """
-        self._engine.check_writable()
         self._check_there()
         before_ms = at_ms("before", before) - 1
         log, acks = self._topic.log, self._acks()
@@ -113,10 +111,9 @@ class SubscriptionAdmin:
         self._flush()
         return count
 
-    @settled
+    @writing
     def reset(self, to: SeekTarget) -> Position:
         """`Subscription.seek` of a subscription to which no consumer is attached; raises ConsumerBusy if one is."""
-        self._engine.check_writable()
         self._check_there()
         return self._go_to(to, attached=False)
 
@@ -132,7 +129,7 @@ class SubscriptionAdmin:
         self._flush()
         return position
 
-    @settled
+    @writing
     def pause(self, until: datetime | int | None = None) -> None:
         """Hand nothing out to any consumer of the subscription until `resume`; kept over restarts.
 
@@ -140,17 +137,15 @@ class SubscriptionAdmin:
         an earlier pause. What consumers hold already they may acknowledge and give back. Raises InvalidArgument for an
         instant that has passed.
         """
-        self._engine.check_writable()
         self._check_there()
         until_ms = FOR_EVER_MS if until is None else at_ms("until", until)
         if until_ms <= self._engine.clock.now_ms():
             raise InvalidArgument("until", until, "has passed")
         self._set_paused(until_ms)
 
-    @settled
+    @writing
     def resume(self) -> None:
         """End a pause."""
-        self._engine.check_writable()
         self._check_there()
         self._set_paused(0)
 
@@ -688,7 +683,7 @@ class Subscription:
         times = min(item.redelivery_count, 40) if isinstance(item, ReceivedMessage) else 0
         return min(policies.nack_backoff_ms << times, policies.nack_backoff_max_ms)
 
-    @settled
+    @writing
     def retry_later(self, message: ReceivedMessage, delay: Duration, *, reason: str | None = None) -> MessageId | None:
         """Have a message delivered to this subscription again `delay` from now, as a new delayed message.
 
@@ -736,7 +731,7 @@ class Subscription:
         ):
             raise InvalidArgument("message", message, "expected a message that this subscription received")
 
-    @settled
+    @writing
     def dead_letter(self, message: ReceivedMessage, reason: str | None = None) -> None:
         """Give a message up now, whatever `max_redeliveries` says: it becomes a dead letter, with this reason.
 
@@ -756,7 +751,7 @@ class Subscription:
 
     # -- moving --------------------------------------------------------------------------------------
 
-    @settled
+    @writing
     def seek(self, to: SeekTarget) -> Position:
         """Go to a place in the main log: everything from there on is delivered (again). Durable when it returns.
 

@@ -31,7 +31,7 @@ from duelog.store.position import MessageId, MessageIds, Position
 from .delivery.consumer_arguments import Failover, check_subscribing
 from .delivery.dispatcher import SubscriptionType
 from .delivery.key_slots import KeyShared
-from .engine import Engine, settled
+from .engine import Engine, writing
 from .sending.outbox import Done, Numbers, PutOutcome
 from .sending.producer import Producer
 from .sending.topic_sender import DeliverAt, TopicSender
@@ -193,7 +193,7 @@ class Topic:
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
         return sender.put(sender.outgoing(encoded, token, done, dedup=dedup, numbers=checked), wait=wait)
 
-    @settled
+    @writing
     def send_batch(self, messages: Iterable[Message], *, allow_past: bool = False) -> list[MessageId]:
         """Append messages; returns their ids, in the order of the messages, once all are durable.
 
@@ -206,7 +206,7 @@ class Topic:
         """
         return self.sender.send_batch(messages, allow_past=allow_past).to_list()
 
-    @settled
+    @writing
     def send_payloads(
         self,
         payloads: Sequence[bytes],
@@ -222,7 +222,7 @@ class Topic:
         """
         return self.sender.send_payloads(payloads, deliver_at, deliver_after, allow_past=allow_past)
 
-    @settled
+    @writing
     def create(self) -> bool:
         """Create the topic durably, without a message; False: it was there. Raises StoreFull, StoreFailed."""
         return self._engine.topics.create([self._name], self._engine.writing_at())[0]
@@ -255,10 +255,9 @@ class Topic:
         """
         return self.cancel_batch([message_id])[0] in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED)
 
-    @settled
+    @writing
     def cancel_batch(self, message_ids: Sequence[AnyId]) -> list[Outcome]:
         """Cancel messages in one transaction; what became of each: cancelled, already cancelled, fired, unknown."""
-        self._engine.check_writable()
         topic = self._engine.topics.get(self._name)
         return self._engine.pending.withdrawals.cancel(topic, message_ids)
 
@@ -280,7 +279,7 @@ class Topic:
             [message_id], deliver_at=deliver_at, deliver_after=deliver_after, allow_past=allow_past
         )[0]
 
-    @settled
+    @writing
     def reschedule_batch(
         self,
         message_ids: Sequence[AnyId],
@@ -294,7 +293,7 @@ class Topic:
         asked_ms = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
         return self._engine.pending.withdrawals.reschedule(topic, message_ids, asked_ms, now_ms)
 
-    @settled
+    @writing
     def fire_now(self, message_id: AnyId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
         now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
@@ -373,14 +372,13 @@ class Topic:
 
     # -- by deduplication key -------------------------------------------------------------------------
 
-    @settled
+    @writing
     def cancel_key(self, key: str) -> bool:
         """Cancel the pending message of a deduplication key. True: it is never delivered, and the key is free.
 
         False: there is none; it has fired, was cancelled, or never was. Durable when it returns. One look and one
         commit, however many messages are pending. Raises UnknownTopic, InvalidArgument, StoreFull, StoreFailed.
         """
-        self._engine.check_writable()
         return self._engine.sending.keyed.cancel(self._existing(), key)
 
     def cancel_keys(self, keys: Iterable[str] | None = None, *, prefix: str | None = None) -> list[str]:
@@ -418,7 +416,7 @@ class Topic:
 
     # -- schedules ------------------------------------------------------------------------------------
 
-    @settled
+    @writing
     def every(
         self,
         name: str,
@@ -455,7 +453,6 @@ class Topic:
         `occurrence` of a received message names its schedule and nominal time. Durable when it returns. Raises
         InvalidArgument, StoreFull, StoreFailed.
         """
-        self._engine.check_writable()
         validate_subscription_name(name, "schedule")
         table = Timetable.make(cron, interval, timezone)
         message = Message(payload, key=key, properties=properties)
@@ -497,27 +494,24 @@ class Topic:
         """The topic's schedules by name. Raises UnknownTopic."""
         return self._engine.upkeep.recurring.of_topic(self._existing())
 
-    @settled
+    @writing
     def pause_schedule(self, name: str) -> Schedule | None:
         """Take a schedule's waiting occurrence back, until it is resumed; None: there is no such schedule."""
-        self._engine.check_writable()
         return self._engine.upkeep.recurring.pause(self._existing(), name)
 
-    @settled
+    @writing
     def resume_schedule(self, name: str) -> Schedule | None:
         """Go on with the first occurrence after now; None: there is no such schedule."""
-        self._engine.check_writable()
         return self._engine.upkeep.recurring.resume(self._existing(), name)
 
-    @settled
+    @writing
     def remove_schedule(self, name: str) -> bool:
         """End a schedule and take its waiting occurrence back; False: there is no such schedule."""
-        self._engine.check_writable()
         return self._engine.upkeep.recurring.remove(self._existing(), name)
 
     # -- subscriptions --------------------------------------------------------------------------------
 
-    @settled
+    @writing
     def subscribe(
         self,
         name: str,
@@ -584,13 +578,12 @@ class Topic:
                 if state.deleted:
                     raise
 
-    @settled
+    @writing
     def unsubscribe(self, name: str) -> None:
         """Remove a subscription and what it holds. Raises UnknownSubscription, UnknownTopic, ConsumerBusy."""
-        self._engine.check_writable()
         self._engine.upkeep.removal.remove_subscription(self._existing(), name)
 
-    @settled
+    @writing
     def clear_inline(self, subscription: str) -> int:
         """Acknowledge, for one subscription alone, what waits in the topic's main log and is not due yet (PIP-448).
 
@@ -599,7 +592,6 @@ class Topic:
         returns; how many this subscription had not acknowledged. Raises UnknownTopic, UnknownSubscription, StoreFull,
         StoreFailed.
         """
-        self._engine.check_writable()
         return self._engine.delivery.inline.clear(self._existing(), subscription)
 
     def subscription(self, name: str) -> SubscriptionAdmin:
