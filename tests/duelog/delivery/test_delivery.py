@@ -358,3 +358,28 @@ def test_an_interrupt_that_does_not_wake_a_waiting_receiver_is_heard_all_the_sam
         interrupt_of_sleeping(consumer.receive, lambda: store.topic("t").send(b"x"))
         store.topic("t").send(b"x")
         assert payloads(consumer) == [b"x"]
+
+
+def test_what_a_transaction_acknowledges_leaves_nothing_to_flush_or_to_trim_in_its_ledger(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Its group has all of it: the upkeep would wake up and find nothing. Attempts that it ends are flushed."""
+    store = open_store()
+    topic, flusher, agenda = store.topic("t"), store._engine.delivery.flusher, store._engine.waking.agenda
+    topic.send_payloads([b"1", b"2", b"3"])
+    with topic.subscribe("s") as consumer:
+        first, second, _ = consumer.receive(3, timeout=0)
+        consumer.nack(second, delay=0)
+        clock.advance(60_000)
+        store.tick()
+        due_ms = agenda.next_due_ms()
+        with store.transaction() as transaction:
+            transaction.ack(first)
+        assert (flusher.due_ms(), agenda.next_due_ms()) == (None, due_ms)
+        (second,) = consumer.receive(1, timeout=0)
+        store.tick()
+        assert flusher.due_ms() is None
+        with store.transaction() as transaction:
+            transaction.ack(second)
+        assert flusher.due_ms() is not None
+        assert topic.subscription("s").stats().acknowledged == 2

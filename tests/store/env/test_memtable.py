@@ -140,6 +140,26 @@ def test_reading_the_last_of_many_unapplied_runs_looks_at_few_of_them(opened: En
     assert rows.looked_at < 20
 
 
+def test_a_commit_goes_through_unapplied_records_once(
+    opened: Environment, memtable: Memtable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint took three rounds: what is there, what came meanwhile, what is left."""
+    rounds: list[int] = []
+    items = Records.items
+
+    def noted(self: Records) -> list[tuple[bytes, Entry]]:
+        rounds.append(len(self))
+        return items(self)
+
+    monkeypatch.setattr(Records, "items", noted)
+    for at in range(100):
+        memtable.view.add_record(document_key(b"%04d" % at), b"x")
+    opened.apply()
+    assert (rounds, bool(memtable)) == ([100], False)
+    with opened.read() as raw:
+        assert raw.get(document_key(b"0099")) is not None
+
+
 def test_records_of_both_come_in_order(opened: Environment, memtable: Memtable) -> None:
     """Each once, the unapplied one in place of the applied, between any bounds."""
     for name, fields in (("b", b"1"), ("d", b"2"), ("f", b"3")):
