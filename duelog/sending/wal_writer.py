@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from duelog.store.config import KIB, StoreConfig
 from duelog.store.env.body_file import append_bodies
-from duelog.store.env.commit_queue import CommitQueue, Request
-from duelog.store.env.environment import CommitCounts, Environment
+from duelog.store.env.commit_queue import CommitCounts, CommitQueue, Request
+from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Memtable
 from duelog.store.env.transaction import Transaction
 from duelog.store.errors import ClosedError, DuelogError, InvalidArgument, ResourceShortage, StoreFailed, StoreFull

@@ -14,6 +14,7 @@ after `_LOOK_AGAIN_S`. A call that raises has been decided by then: its work is 
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 _LOOK_AGAIN_S = 1.0
@@ -52,6 +53,19 @@ class Request:
         self.woken = True
         self.gate.release()
         return True
+
+
+@dataclass(slots=True)
+class CommitCounts:
+    """Figures of commits, or groups of the log, so far: `requests` / `commits` says how many writers shared one."""
+
+    commits: int = 0
+    requests: int = 0
+
+    def add(self, requests: int) -> None:
+        """Count one commit. REQUIRES: the caller leads it."""
+        self.commits += 1
+        self.requests += requests
 
 
 class CommitQueue:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -44,6 +43,7 @@ from ..files.system_errors import explain, explained, in_doubt, out_of_space, re
 from ..listener import StoreListener, tell
 from . import page_cache
 from .body_file import BodyMaps, BodyReader, body_files
+from .commit_queue import CommitCounts
 from .held_read import HeldRead
 from .memtable import Follow, Memtable, ReadTransaction, Unapplied, applied_position
 from .page_cache import Eviction
@@ -63,19 +63,6 @@ _COMMITS_A_READER_CHECK = 1_000
 _NOTHING = Unapplied.nothing()
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class CommitCounts:
-    """Figures of commits, or groups of the log, so far: `requests` / `commits` says how many writers shared one."""
-
-    commits: int = 0
-    requests: int = 0
-
-    def add(self, requests: int) -> None:
-        """Count one commit. REQUIRES: the caller leads it."""
-        self.commits += 1
-        self.requests += requests
 
 
 class Superseded(Exception):
