@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -54,6 +55,9 @@ from duelog.store.wal.write_batch import add_row, registered_by
 
 STORE_VERSION = 2
 """Version of a store as a whole; a store of another version is refused."""
+
+_NAMED_WITHIN_S = 1.0
+"""How long a process that has taken LOCK may take to say in it that it has."""
 
 _OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
 
@@ -159,14 +163,24 @@ class StoreLock:
             try:
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                with self._held as held:
-                    raise (
-                        AlreadyOpen(self._path) if self._file in _Held.files else _locked(self._path, held.read())
-                    ) from None
+                raise self._refusal() from None
             _Held.files[self._file] = self._held
         with suppress(OSError):  # a full disk keeps no store from being opened
             os.write(self._held.fileno(), holder)
             os.ftruncate(self._held.fileno(), len(holder))
+
+    def _refusal(self) -> StoreLocked:
+        """Why it cannot be taken. A process that has just taken it is about to say that it has."""
+        with self._held as held:
+            if self._file in _Held.files:
+                return AlreadyOpen(self._path)
+            until = time.monotonic() + _NAMED_WITHIN_S
+            error = _locked(self._path, held.read())
+            while error.pid is None and time.monotonic() < until:
+                time.sleep(0.01)
+                held.seek(0)
+                error = _locked(self._path, held.read())
+            return error
 
     def release(self) -> None:
         """Give it back; a second call, also after one that was interrupted, does what is left."""

@@ -165,8 +165,11 @@ def test_a_second_writing_process_is_refused(path: Path) -> None:
     ],
     ids=["of another container", "its number given out again", "gone", "half", "of an earlier version"],
 )
-def test_a_lock_names_no_process_but_the_one_that_has_it(path: Path, said: object, shown: str, pid: int | None) -> None:
+def test_a_lock_names_no_process_but_the_one_that_has_it(
+    path: Path, said: object, shown: str, pid: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file of a killed process names nobody; a process of another container is named with its host."""
+    monkeypatch.setattr(opening, "_NAMED_WITHIN_S", 0)
     fill(path)
     with (path / "LOCK").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -176,6 +179,21 @@ def test_a_lock_names_no_process_but_the_one_that_has_it(path: Path, said: objec
             DelayedStore.open(path, CONFIG)
     assert str(caught.value) == f"{path}: another process has this store open for writing{shown}"
     assert caught.value.pid == pid
+
+
+def test_a_process_that_has_just_taken_the_lock_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes its name behind that. Before, of four workers that began together the first to end named none."""
+    fill(path)
+    with (path / "LOCK").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def named(seconds: float) -> None:
+            lock.write(json.dumps({"pid": 7, "began": 1, "parent": 1, "host": "web-1"}))
+            lock.flush()
+
+        monkeypatch.setattr("duelog.opening.time.sleep", named)
+        with pytest.raises(StoreLocked, match="process 7 on host web-1"):
+            DelayedStore.open(path, CONFIG)
 
 
 def test_a_store_opens_where_its_lock_cannot_be_written(path: Path) -> None:

@@ -23,7 +23,8 @@ from tests.broker.server.test_broker import TOPIC, Noise, blob_of, broker_at
 @asynccontextmanager
 async def proxy_to(*urls: str, **settings: Any) -> AsyncIterator[tuple[Proxy, int]]:
     """A proxy at a free port of this machine, and the port."""
-    values: dict[str, Any] = {"broker_urls": urls, "bind_address": "127.0.0.1", "broker_service_port": 0}
+    values: dict[str, Any] = {"broker_urls": urls, "bind_address": "127.0.0.1", "broker_service_port": 0,
+                              "broker_proxy_connect_timeout_ms": 60_000}  # fmt: skip
     proxy = Proxy(ProxyConfig(**{**values, **settings}))
     await proxy.start()
     try:
