@@ -118,6 +118,14 @@ def _progress_lines(word: str) -> Callable[[int, int], None]:
     return show
 
 
+def fill_closed() -> None:
+    """Have standard streams that were closed lead nowhere: Python has none, and a file would get their number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)  # as they are
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+
+
 def flush_output() -> None:
     """Have everything written to standard output. Raises OSError, with no file name."""
     sys.stdout.flush()

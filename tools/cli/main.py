@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from ...store.errors import DuelogError, InvalidArgument
-from ..output import drop_output, flush_output, say, write_line
+from ..output import drop_output, fill_closed, flush_output, say, write_line
 from ..values import extra
 from . import cli_consuming, cli_inspection, cli_messages, cli_replica, cli_serve, cli_transfer, cli_upkeep
 from .options import argument, completed, option
@@ -264,6 +264,7 @@ app.registered_commands = []
 
 def main() -> None:
     """Run the command line: the entry point of the console script."""
+    fill_closed()
     app()
 
 

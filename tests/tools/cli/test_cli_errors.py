@@ -2,7 +2,9 @@
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +14,7 @@ import pytest
 
 from duelog.store.env import environment as opening
 from duelog.tools import store_check
-from tests.tools.command_line import FUTURE_MS, child, make_store, ok, refused
+from tests.tools.command_line import DUELOG, FUTURE_MS, child, make_store, ok, refused
 
 COMMANDS = ["stats {}", "scheduled {} t --json", "dump {}", "audit {}", "--help"]
 
@@ -33,6 +35,19 @@ def test_a_full_output_is_status_2_and_one_line(path: Path, command: str) -> Non
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last) == (2, "duelog: standard output: No space left on device")
     assert "Traceback" not in done.stderr
+
+
+def test_standard_streams_that_are_closed_are_as_if_nobody_read_them(path: Path) -> None:
+    """Each command ended with a traceback, for want of standard output; a file of the store could get its number."""
+    for closed, said in ((1, "duelog: findings: 0\n"), (2, "")):
+        done = subprocess.run(
+            [*DUELOG, "check", path],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=partial(os.close, closed),
+            check=True,
+        )
+        assert done.stderr == said
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "send --help", ""])
