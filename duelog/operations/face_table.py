@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from duelog.store.errors import InvalidArgument
 
+from .json_form import to_json
 from .operation import Operation, Right
 
 _READ, _PRODUCE, _CONSUME, _ADMIN = Right.READ, Right.PRODUCE, Right.CONSUME, Right.ADMIN
@@ -122,14 +123,22 @@ class FaceOperation(Operation):
         before = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in _NAMED_BY.get(self._row.owner, ())]
         return Signature([*before, *super()._own.parameters.values()])
 
+    def ask(self, ask: Callable[[str, Mapping[str, object]], Any], *given: object, **named: object) -> Any:
+        """Have it done elsewhere; the result in JSON, as its type is the engine's, and so are names of arguments."""
+        arguments = self._own.bind(*given, **named).arguments if given else named
+        return ask(self.name, {name: to_json(value) for name, value in arguments.items()})
+
     def _do(self, store: Any, *given: Any, **named: Any) -> Any:
         arguments = self._own.bind(*given, **named).arguments
         target = [arguments.pop(each) for each in _NAMED_BY.get(self._row.owner, ())]
         return getattr(object_of(store, self._row, target, store.topic), self._row.method)(**arguments)
 
 
-def offered(member: str, *, looks: bool = False) -> Any:
-    """Offer a method of the face, or of `Jobs`, as an operation as it is. member: `Class.method`."""
+def offered(member: str, right: Right | None = None, *, looks: bool = False) -> Any:
+    """Offer a method of the face, or of `Jobs`, as an operation as it is. member: `Class.method`.
+
+    right: another than by `duelog.connect`.
+    """
     owner, method = member.split(".")
-    row = FACE.get(member) or Row(owner, method, _ADMIN, repeated=False)
+    row = Row(owner, method, right or FACE[member].right, repeated=False)
     return FaceOperation(row, looks or row.right is _READ)

@@ -81,16 +81,9 @@ def from_json(kind: Any, value: Any, field: str) -> Any:
         return kind(**value)
     if is_dataclass(kind):
         hints = _hints(kind)  # type: ignore[arg-type]
-        told = {name: _field(each, value[name], name) for name, each in hints.items() if name in value}
+        told = {name: from_json(each, value[name], name) for name, each in hints.items() if name in value}
         return kind(**told)  # type: ignore[operator]
     return value
-
-
-def _field(kind: Any, value: Any, field: str) -> Any:
-    """Read a field of a result, of which a position may be the one before the first entry of its ledger."""
-    if kind is MessageId and value.endswith(":-1"):
-        return MessageId(int(value.removesuffix(":-1")), -1)
-    return from_json(kind, value, field)
 
 
 def camel(name: str) -> str:

@@ -80,7 +80,6 @@ class Store(Protocol):
     def dead_letters(self, *_: Any, **__: Any) -> Iterator[DeadLetter]: ...
     def requeue_dead_letters(self, letters: Letters, *, delay: Duration = 0) -> int: ...
     def purge_dead_letters(self, letters: Letters) -> int: ...
-    def remove_policies(self, *_: Any, **__: Any) -> bool: ...
 
 
 class Operations:
@@ -106,9 +105,7 @@ class Operations:
                 return
             yield topic.name
 
-    @operation(Right.ADMIN)
-    def create_topic(self, topic: str) -> bool:
-        return self._store.topic(topic).create()
+    create_topic = offered("Topic.create", Right.ADMIN)
 
     @operation(Right.ADMIN)
     def delete_topic(self, topic: str, force: bool = False) -> None:
@@ -121,9 +118,7 @@ class Operations:
             raise InvalidArgument("topic", topic, f"consumers use it: {consumers}; force closes them")
         self._store.delete_topic(topic)
 
-    @operation(Right.READ)
-    def subscriptions(self, topic: str) -> list[str]:
-        return self._store.topic(topic).subscriptions()
+    subscriptions = offered("Topic.subscriptions")
 
     @operation(Right.CONSUME)
     def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
@@ -175,10 +170,7 @@ class Operations:
         self._store.topic(topic).subscription(subscription).pause(until_ms)
         return until_ms
 
-    @operation(Right.CONSUME)
-    def resume(self, topic: str, subscription: str) -> None:
-        """Hand out again."""
-        self._store.topic(topic).subscription(subscription).resume()
+    resume = offered("SubscriptionAdmin.resume")
 
     @operation(Right.CONSUME, looks=True)
     def peek(self, topic: str, subscription: str, count: int) -> Iterator[ReceivedMessage]:
@@ -311,10 +303,10 @@ class Operations:
     calendar = offered("DelayedStore.calendar", looks=True)
     receiving = offered("DelayedStore.receiving", looks=True)
     tasks = offered("SubscriptionAdmin.tasks", looks=True)
-    start_job = offered("Jobs.start")
-    jobs = offered("Jobs.all", looks=True)
-    job = offered("Jobs.get", looks=True)
-    cancel_job = offered("Jobs.cancel")
+    start_job = offered("Jobs.start", Right.ADMIN)
+    jobs = offered("Jobs.all", Right.ADMIN, looks=True)
+    job = offered("Jobs.get", Right.ADMIN, looks=True)
+    cancel_job = offered("Jobs.cancel", Right.ADMIN)
 
     @operation(Right.READ)
     def retries(self, topic: str, subscription: str, limit: int = 50) -> dict[str, Any]:
@@ -371,9 +363,7 @@ class Operations:
             raise InvalidArgument("policy", name, f"expected one of {', '.join(POLICY_FIELDS)}")
         return self._store.update_policies(**scope, **values)
 
-    @operation(Right.ADMIN, like="DelayedStore.policies")
-    def remove_policies(self, **scope: str | None) -> bool:
-        return self._store.remove_policies(**scope)
+    remove_policies = offered("DelayedStore.remove_policies")
 
     # -- dead letters ----------------------------------------------------------------------------------
 
@@ -420,13 +410,19 @@ class Operations:
     # -- imports ---------------------------------------------------------------------------------------
 
     @operation(Right.READ)
+    def find(self, topic: str, key: str) -> ScheduledMessage | None:
+        """Find the pending message of a deduplication key; None: there is none."""
+        return self._store.topic(topic).find(key)
+
+    has_topic = offered("Topic.exists")
+    keys = offered("Topic.keys")
+    cancel_key = offered("Topic.cancel_key")
+    cancel_keys = offered("Topic.cancel_keys")
+
+    @operation(Right.READ)
     def limits(self) -> dict[str, int]:
         """The facts that an import needs before it sends: the store's time and its largest message."""
         return {"now_ms": self._store.clock.now_ms(), "max_message_bytes": self._store.config.max_message_bytes}
-
-    @operation(Right.READ)
-    def has_topic(self, topic: str) -> bool:
-        return self._store.topic(topic).exists()
 
     @operation(Right.PRODUCE)
     def check_delays(self, topic: str, delays: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
@@ -461,26 +457,6 @@ class Operations:
         last = numbered.last_sequence_id
         numbered.send_batch(messages, first_sequence_id=first, allow_past=allow_past)
         return min(max(last + 1 - first, 0), len(messages))  # from 0 on without a gap: batches come in order
-
-    @operation(Right.READ)
-    def keys(self, topic: str, prefix: str = "") -> Iterator[str]:
-        """List the deduplication keys of pending messages."""
-        return self._store.topic(topic).keys(prefix)
-
-    @operation(Right.READ)
-    def find(self, topic: str, key: str) -> ScheduledMessage | None:
-        """Find the pending message of a deduplication key; None: there is none."""
-        return self._store.topic(topic).find(key)
-
-    @operation(Right.PRODUCE)
-    def cancel_key(self, topic: str, key: str) -> bool:
-        """Cancel the pending message of a deduplication key; False: there is none."""
-        return self._store.topic(topic).cancel_key(key)
-
-    @operation(Right.PRODUCE)
-    def cancel_keys(self, topic: str, keys: Sequence[str] | None = None, prefix: str | None = None) -> list[str]:
-        """Cancel the pending messages of deduplication keys, or of all that begin with a prefix; the keys of those."""
-        return self._store.topic(topic).cancel_keys(keys, prefix=prefix)
 
 
 OPERATIONS: Mapping[str, Operation] = {

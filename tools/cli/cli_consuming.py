@@ -62,7 +62,7 @@ def create_topic(store: Place, topic: TopicName) -> None:
     $ duelog topics create data reminders
     """
     with store.opened(writes=True) as there:
-        created = there.create_topic(topic)
+        created = there.create_topic(topic=topic)
     output.answer({"created": created}, "created" if created else "it is there already")
 
 
@@ -88,7 +88,7 @@ def list_subscriptions(store: Place, topic: TopicName) -> None:
     $ duelog subscriptions list data reminders
     """
     with store.opened() as there:
-        for name in there.subscriptions(topic):
+        for name in there.subscriptions(topic=topic):
             output.answer(name, output.printable(name))
 
 
@@ -318,7 +318,7 @@ def resume(store: Store, topic: TopicName, subscription: SubscriptionName) -> No
     $ duelog resume data reminders mailer
     """
     with asked(store, writes=True) as opened:
-        opened.resume(topic, subscription)
+        opened.resume(topic=topic, subscription=subscription)
     output.answer({"paused": False}, "resumed")
 
 

@@ -47,7 +47,7 @@ def stats(
         if topic is None:
             _store_stats(there, store.name, topics)
         else:
-            _topic_stats(_chosen(there.ask("topic_figures", {"topic": topic})))
+            _topic_stats(_chosen(there.topic_figures(topic=topic)))
 
 
 _STORE_FIGURES = (
@@ -68,7 +68,7 @@ def _chosen(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _store_stats(there: Asked, name: str, topics: int) -> None:
-    found = there.ask("figures", {})
+    found = there.figures()
     figures = {name: found[name] for name in _STORE_FIGURES}
     if found.get("replica_lag_ms") is not None:  # it ships to a copy, and the process that does so is asked
         figures |= {name: value for name, value in found.items() if name.startswith("replica_")}
@@ -102,7 +102,7 @@ def _store_stats(there: Asked, name: str, topics: int) -> None:
 def _figures(there: Asked) -> Iterator[dict[str, Any]]:
     for topic in there.topics():
         try:
-            yield _chosen(there.ask("topic_figures", {"topic": topic}))
+            yield _chosen(there.topic_figures(topic=topic))
         except DuelogError as error:
             if getattr(error, "status", None) != 404:  # deleted just now
                 raise
@@ -147,7 +147,7 @@ def partitions(store: Place) -> None:
     from ...partitions.timespan import directory_name
 
     with store.opened() as there:
-        found = there.ask("partitions", {})
+        found = there.partitions()
     values = ({"partition": directory_name(each["start_ms"]), **each} for each in found)
     columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk",
                ">in the copy alone")  # fmt: skip
@@ -402,7 +402,7 @@ def save(store: Store) -> None:
     $ duelog snapshot save data
     """
     with asked(store, writes=True) as opened:
-        count = opened.ask("save_snapshots", {})
+        count = opened.save_snapshots()
     out.answer({"saved": count}, f"saved: {count:,}")
 
 

@@ -212,7 +212,7 @@ def cancel(
     wanted = [_id(each) for each in ids or []]
     with store.opened(writes=True) as there:
         if not ids:
-            found = there.cancel_keys(topic, dedup_key, prefix)
+            found = there.cancel_keys(topic=topic, keys=dedup_key, prefix=prefix)
             named, field = dedup_key or found, "dedup_key"
             outcomes = ["cancelled" if each in found else "unknown" for each in named]
         else:
@@ -474,5 +474,5 @@ def remove_(store: Store, topic: InTopic, name: Name) -> None:
     $ duelog schedules remove data reminders daily
     """
     with asked(store, writes=True) as opened:
-        removed = opened.ask("remove_schedule", {"topic": topic, "name": name})
+        removed = opened.remove_schedule(topic=topic, name=name)
     output.answer({"removed": removed}, "removed" if removed else "there is no such schedule")

@@ -110,13 +110,13 @@ def _update(
         instant = f"{_prefix(message.key or '')}{_due(message):015d}"
         keyed[f"{instant}/{of_instant[instant]}"] = message
         of_instant[instant] += 1
-    is_there = store.has_topic(topic)
+    is_there = store.has_topic(topic=topic)
     if is_there:
         for uid in sorted(uids):
-            for key in list(store.keys(topic, _prefix(uid))):
+            for key in list(store.keys(topic=topic, prefix=_prefix(uid))):
                 trigger_ms = int(key.rpartition("/")[0][-15:])
                 if key not in keyed and within_ms[0] < trigger_ms <= within_ms[1]:
-                    done.cancelled += store.cancel_key(topic, key)
+                    done.cancelled += store.cancel_key(topic=topic, key=key)
     for key, message in keyed.items():
         found = store.find(topic, key) if is_there else None
         if found is not None and found.payload == message.payload:

@@ -28,6 +28,7 @@ from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, Stor
 from duelog.errors import ClosedError, Disconnected, InvalidArgument, InvalidMessage, UnknownTopic
 from duelog.markers.firing.suspensions import Suspension
 from duelog.operations import wire, wire_peer, wire_server, wire_values
+from duelog.operations.face_table import FaceOperation
 from duelog.operations.json_form import from_json, to_json
 from duelog.operations.operation import Right
 from duelog.operations.operations import OPERATIONS, Asked, Operations
@@ -360,6 +361,8 @@ def test_what_is_asked_elsewhere_comes_as_the_typed_method_returns_it(store: Del
         if OPERATIONS[name].streamed:
             ours, theirs = list(ours), list(theirs)
             assert ours, name
+        if isinstance(OPERATIONS[name], FaceOperation):
+            ours = to_json(ours)
         for moving in {"limits": ["now_ms"], "tick": ["next_due_ms"]}.get(name, ()):  # a flush may fall due in between
             ours[moving] = theirs[moving]
         assert theirs == ours, name
@@ -428,14 +431,6 @@ def test_a_page_of_what_is_no_place_or_number_is_refused_and_no_error_of_the_ser
     store.topic("t").send(b"x", deliver_after=60)
     with pytest.raises(InvalidArgument, match=f"{list(wrong)[-1]}="):
         Operations(store).ask(name, {"topic": "t", **wrong})
-
-
-def test_figures_of_a_subscription_that_has_acknowledged_nothing_are_read(
-    store: DelayedStore, client: Connection
-) -> None:
-    """Its position stands before the first entry of a ledger."""
-    store.topic("t").subscribe("s").close()
-    assert Asked(client.ask).topic_figures("t") == store.topic("t").stats()
 
 
 def test_something_else_is_asked_while_an_answer_is_being_streamed(store: DelayedStore, client: Connection) -> None:
