@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from duelog.delayed_store import DelayedStore
 from duelog.engine import Engine, open_engine
-from duelog.opening import stored_span_ms
+from duelog.opening import StoreLock, stored_span_ms
 from duelog.partitions.cancellations import members
 from duelog.store.clock import SystemClock
 from duelog.store.codec.body import DEDUP, decode_body
@@ -53,8 +53,18 @@ class AsideMessage(NamedTuple):
 def set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
     """Move the store in `path`, which led in `epoch` and was deposed, out of the way.
 
-    Raises ReplicaUnreachable, ReplicaDamaged; ReplicaRefused where a tail of that epoch was set aside before.
+    Raises ReplicaUnreachable, ReplicaDamaged; ReplicaRefused where a tail of that epoch was set aside before;
+    StoreLocked where a process has it open, which may be stopped, and tell clients of what it has written then.
     """
+    lock = StoreLock(path)
+    try:
+        lock.take()
+        _set_aside(path, bucket, epoch)
+    finally:
+        lock.release()
+
+
+def _set_aside(path: Path, bucket: Bucket, epoch: int) -> None:
     try:
         messages = _unshipped(path, _end_of(bucket, epoch))
     except ReplicaUnreachable:

@@ -22,6 +22,7 @@ from duelog.errors import (
     ReplicaRefused,
     ReplicaUnreachable,
     StoreFailed,
+    StoreLocked,
 )
 from duelog.replica.bucket import FILES, MANIFESTS, Listed, log_name
 from duelog.replica.following import Standby, failure_of
@@ -450,6 +451,19 @@ def test_a_leader_that_had_shipped_everything_leaves_nothing_aside(bench: Bench)
     bench.follow("one")
     assert not (bench.path / "one").exists()
     assert not aside_of(bench.path / "one").exists()
+
+
+def test_a_directory_that_a_process_has_open_is_not_set_aside(bench: Bench) -> None:
+    """It may be stopped amid a send: what it writes and tells then would be in nobody's list, and removed."""
+    ship(bench.leader)
+    follower = bench.follow("two")
+    bench.take_over(follower)
+    with pytest.raises(StoreLocked):
+        bench.follow("one")
+    assert bench.leader.path.exists()
+    bench.leader.close()
+    bench.follow("one")
+    assert not bench.leader.path.exists()
 
 
 def test_a_removal_of_a_deposed_directory_that_is_killed_keeps_no_standby_from_beginning(bench: Bench) -> None:
