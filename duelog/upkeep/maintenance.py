@@ -261,18 +261,23 @@ class Maintenance:
 
         After a clock was set back, no earlier than what was fired ahead of it: those messages are not held back again.
         """
-        now_ms = self._clock.wrapped.now_ms()
-        passed_ms = since_boot_s() * 1000
-        bound_ms = self._storage.config.max_clock_jump_ms
-        if self._seen is not None and bound_ms is not None and not isinstance(self._clock.wrapped, ManualClock):
-            seen_ms, seen_at = self._seen
-            if now_ms - seen_ms - (passed_ms - seen_at) > bound_ms:
-                raise ClockJumped(seen_ms, now_ms, bound_ms)
+        now_ms, passed_ms = self.read_clock()
         if self._seen is not None and now_ms < self._seen[0]:
             self._clock.raise_to(self._firing.recorded_ms)
             self._next_ms = 0
         self._seen = (now_ms, passed_ms)
         return max(now_ms, self._clock.mark_ms)
+
+    def read_clock(self) -> tuple[int, float]:
+        """(now, how long the machine has run), in ms, by any thread. Raises ClockJumped."""
+        now_ms = self._clock.wrapped.now_ms()
+        passed_ms = since_boot_s() * 1000
+        bound_ms, seen = self._storage.config.max_clock_jump_ms, self._seen
+        if seen is not None and bound_ms is not None and not isinstance(self._clock.wrapped, ManualClock):
+            seen_ms, seen_at = seen
+            if now_ms - seen_ms - (passed_ms - seen_at) > bound_ms:
+                raise ClockJumped(seen_ms, now_ms, bound_ms)
+        return now_ms, passed_ms
 
     def _close_finished(self, now_ms: int) -> int:
         closed = 0

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig, SystemClock
-from duelog.errors import ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
+from duelog.errors import ClockJumped, ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
 from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
 from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name
@@ -35,6 +35,7 @@ from tests.duelog.replica.faulty import (
     waiting,
 )
 from tests.duelog.side_by_side import crashed
+from tests.duelog.upkeep.test_clock_rules import WallClock
 from tests.proof import length
 
 CONFIG = StoreConfig(replica=URL, wal_bytes=24 << 10)
@@ -231,6 +232,24 @@ def test_every_moment_of_the_retention_can_be_restored_and_the_rest_goes(
         assert of_copy(bucket, tmp_path / str(day), group=ends[day]) == {b"%d" % each for each in range(day + 1)}
     with pytest.raises(ReplicaRefused, match="no manifest at or before"):
         restored(bucket, tmp_path / "old", group=ends[0])
+
+
+def test_a_clock_far_ahead_prunes_nothing(bucket: FaultyBucket, tmp_path: Path) -> None:
+    """It stops firing, too. Before, the next manifest had every other removed, and all before it of the log."""
+    wall = WallClock(START_MS)
+    with DelayedStore.open(tmp_path / "store", StoreConfig(replica=URL, background=False), clock=wall) as store:
+        store.tick()
+        for payload in (b"1", b"2"):
+            store.topic("a").send(payload, deliver_after=86_400)
+            store.save_manifest()
+        kept = bucket.manifests()
+        shipping = shipping_of(store)
+        wall.set(START_MS + 400 * 86_400_000)
+        with pytest.raises(ClockJumped):
+            present(shipping._manifests).prune(present(shipping.manifest), wall.now_ms())
+        wall.set(START_MS)
+    assert bucket.manifests()[: len(kept)] == kept
+    assert bucket.numbers()[0] == 1
 
 
 def test_a_moment_is_restored_by_its_time(
