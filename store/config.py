@@ -188,7 +188,8 @@ class StoreConfig:
     run_bytes: size at which a run is cut, 1 KiB to 1 GiB; 256 KiB. A larger message is a run of its own.
     ship_ms: how long what is written may wait until it is put into `replica`; 1 s. Shorter loses less with the machine,
         and costs a put each time.
-    ship_bytes: it is put sooner once it is this much, 64 KiB to 256 MiB; 4 MiB.
+    ship_bytes: it is put sooner once it is this much, 64 KiB to 256 MiB; 4 MiB. Above 16 MiB it is read back from the
+        write-ahead log, which costs a read of all that is sent.
     lease_ms: for a store with a standby: how long it leads by the last object that it has put into `replica`, at the
         least one each third of that. The standby takes over once it has seen none for so long; this store refuses what
         writes (NotLeader) from 0.8 of it on. 10,000 is usual, and what `duelog serve --standby` takes. None: no standby
