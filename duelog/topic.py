@@ -597,10 +597,7 @@ class Topic:
     def subscription(self, name: str) -> SubscriptionAdmin:
         """A subscription to inspect and change without attaching. Raises UnknownSubscription, UnknownTopic."""
         topic = self._existing()
-        state = topic.subscriptions.get(name)
-        if state is None:
-            raise UnknownSubscription(self.name, name)
-        return SubscriptionAdmin(self._engine, topic, state)
+        return SubscriptionAdmin(self._engine, topic, topic.subscription(name))
 
     def subscriptions(self) -> list[str]:
         """Names of the subscriptions. Raises UnknownTopic."""

@@ -23,7 +23,7 @@ from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import EncodedBatch, encode_send
 from duelog.store.codec.sent_ids import sent_key
 from duelog.store.duration import Duration
-from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict, UnknownSubscription
+from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict
 from duelog.store.held import Held
 from duelog.store.log import documents
 from duelog.store.message import AnyId, Dedup, ReceivedMessage, asked_due_ms, checked_dedup_key, id_of
@@ -411,9 +411,7 @@ class Transaction:
             by_subscription.setdefault((message.topic, message.subscription), []).append((message.position, ack))
         for (name, subscription), acks in by_subscription.items():
             topic = self._engine.topics.get(TopicName.parse(name))
-            state = topic.subscriptions.get(subscription)
-            if state is None:
-                raise UnknownSubscription(name, subscription)
+            state = topic.subscription(subscription)
             if not state.durable:
                 raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
             yield _acknowledging(self._engine.delivery.flusher, topic, state, acks)

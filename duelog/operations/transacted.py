@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from duelog.store.errors import DocumentChanged, InvalidArgument, TransactionConflict
+from duelog.store.errors import DocumentChanged, InvalidArgument, TransactionConflict, checked_list
 
 from .operation import Operation, Right
 from .wire import Disconnected
@@ -23,7 +23,7 @@ def transact(transaction: Any, operations: Iterable[object], *, in_json: bool) -
     """
     results = []
     with transaction:
-        for at, given in enumerate(operations):
+        for at, given in enumerate(checked_list("operations", operations, "a list of operations")):
             if not isinstance(given, Mapping) or given.get("operation") not in TRANSACTED:
                 expected = f'expected an object with "operation", one of {", ".join(TRANSACTED)}'
                 raise InvalidArgument(f"operations[{at}]", given, expected)

@@ -295,10 +295,7 @@ class DeadLetters:
 
     def _keeper(self, name: str) -> tuple[TopicState, SubscriptionState]:
         grave = self._topics.get(TopicName.parse(name))
-        keeper = grave.subscriptions.get(KEEPER)
-        if keeper is None:
-            raise UnknownSubscription(name, KEEPER)
-        return grave, keeper
+        return grave, grave.subscription(KEEPER)
 
 
 def dead_letter_name(topic: TopicName, subscription: str, chosen: str | None) -> TopicName:

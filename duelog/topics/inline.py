@@ -23,7 +23,7 @@ from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import Storage
 from duelog.store.clock import StoreClock
 from duelog.store.codec.run import Int64s
-from duelog.store.errors import CorruptEntry, DamagedStore, UnknownSubscription
+from duelog.store.errors import CorruptEntry, DamagedStore
 from duelog.store.listener import StoreListener, tell
 from duelog.store.log.scan import RunFinder
 from duelog.store.message import MAX_DUE_MS, ScheduledMessage
@@ -126,9 +126,7 @@ class InlineMessages:
 
         Raises UnknownSubscription.
         """
-        subscription = topic.subscriptions.get(name)
-        if subscription is None:
-            raise UnknownSubscription(str(topic.name), name)
+        subscription = topic.subscription(name)
         not_due = self.waiting(topic, self._clock.now_ms())
         with subscription.lock:
             count = subscription.acknowledge(not_due, topic.log)

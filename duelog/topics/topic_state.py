@@ -396,6 +396,13 @@ class TopicState:
         self._told_ms = 0
         self._tracker_lock = threading.Lock()
 
+    def subscription(self, name: str) -> SubscriptionState:
+        """A subscription by name. Raises UnknownSubscription, also for what is no name."""
+        found = self.subscriptions.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise UnknownSubscription(str(self.name), name)
+        return found
+
     def count_sent(self, count: int) -> None:
         with self._counting:
             self.sent += count

@@ -10,7 +10,7 @@ from duelog.store.codec import format as fmt
 from duelog.store.codec.format import LedgerState
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import ConsumerBusy, UnknownSubscription, UnknownTopic
+from duelog.store.errors import ConsumerBusy, UnknownTopic
 from duelog.store.log import catalog
 from duelog.store.policy import policy_records
 from duelog.store.policy.policy_records import Scope
@@ -88,9 +88,7 @@ class Removal:
         """
         with self._maintenance.lock:
             _refuse_deleted(topic)
-            subscription = topic.subscriptions.get(name)
-            if subscription is None:
-                raise UnknownSubscription(str(topic.name), name)
+            subscription = topic.subscription(name)
             with subscription.lock:
                 if subscription.consumers:
                     raise ConsumerBusy(str(topic.name), name, f"it has {subscription.consumers} consumers")

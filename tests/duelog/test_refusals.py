@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -388,6 +389,14 @@ def test_what_is_gone_through_once_is_a_list_also_by_name(store: DelayedStore) -
     assert store.topic("t").cancel_keys(keys=(key for key in "ab")) == []
     assert store.topic("t").cancel_batch(message_ids=iter(())) == []  # type: ignore[arg-type]
     assert store.requeue_dead_letters(letters=iter(())) == store.purge_dead_letters(letters=iter(())) == 0
+
+
+@pytest.mark.parametrize("name", [[], {}, None, 5])
+def test_a_subscription_of_no_name_is_unknown(topic: Topic, name: Any) -> None:
+    """By the error that an unknown name has; by REST it was a fault of the broker's, with a traceback in its log."""
+    for use in (topic.subscription, topic.unsubscribe, topic.clear_inline):
+        with pytest.raises(UnknownSubscription, match=re.escape(f"has no subscription {name!r}")):
+            use(name)
 
 
 def test_what_is_searched_for_is_text(store: DelayedStore) -> None:

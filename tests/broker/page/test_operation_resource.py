@@ -58,6 +58,7 @@ async def test_what_cannot_be_asked_is_refused_by_name(rest: Rest) -> None:
             ("POST", "/scheduled", {"topic": "a/b"}, 412, "topic='a/b'"),
             ("POST", "/topic_figures", {"topic": "none"}, 404, "does not exist"),
             ("POST", "/topics", [], 412, "expected a JSON object"),
+            ("POST", "/transaction", {"operations": None}, 412, "operations=None: expected a list"),
         ],
         PATH,
     )
