@@ -63,18 +63,14 @@ def test_the_pages_run_of_messages_is_what_is_written() -> None:
     assert example(8) == (key, set_apart(key, run, 0)[0])
 
 
-def test_the_pages_failed_deliveries_are_what_is_written() -> None:
-    """The record of a block, and a record of the delivery log."""
+def test_the_pages_failed_deliveries_and_messages_found_by_name_are_what_is_written() -> None:
+    """The record of a block, and one of the delivery log; the record of a key, and that of two numbers."""
     key, value = example(-2)
     assert key == attempts_key(9, 3, 0)
     assert value == fmt.seal(key, pack_attempts({2: FailedDeliveries(3, SENT_MS, SENT_MS + 60_000)}))
     crc, record = example(-1)
     assert record == _RECORD.pack(9, 3, 1, 1_025, 1_025, 0)
     assert crc == _CRC.pack(crc32(record))
-
-
-def test_the_pages_messages_found_by_name_are_what_is_written() -> None:
-    """The record of a key, and that of two numbers."""
     key, value = example(10)
     assert key == sent_key(1, "order-17")
     assert value == fmt.seal(key, KeyRecord(START_MS, 7, 1, 0).pack())

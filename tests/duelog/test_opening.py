@@ -273,10 +273,9 @@ def test_an_opening_that_is_refused_holds_nothing(path: Path, open_store: OpenSt
 @pytest.mark.parametrize("second", [False, True], ids=["to write", "to read"])
 @pytest.mark.parametrize("first", [False, True], ids=["written", "read"])
 def test_a_second_opening_in_one_process_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool, second: bool
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, first: bool, second: bool
 ) -> None:
     """By the same path, a relative one, one with dots or a symbolic link; for writing and for reading."""
-    path = tmp_path / "store"
     fill(path)
     (tmp_path / "link").symlink_to(path)
     monkeypatch.chdir(tmp_path)
@@ -294,9 +293,8 @@ def test_a_second_opening_in_one_process_says_so(
         DelayedStore.open(other, CONFIG, read_only=second).close()
 
 
-def test_of_threads_that_open_one_store_at_once_one_gets_it_and_others_hear_why(tmp_path: Path) -> None:
+def test_of_threads_that_open_one_store_at_once_one_gets_it_and_others_hear_why(path: Path) -> None:
     """None takes another thread of its own process for another process."""
-    path = tmp_path / "store"
     fill(path)
     start, errors, stores = threading.Barrier(8), list[Exception](), list[DelayedStore]()
 
@@ -313,9 +311,8 @@ def test_of_threads_that_open_one_store_at_once_one_gets_it_and_others_hear_why(
     stores[0].close()
 
 
-def test_a_child_of_a_process_that_has_the_store_open_hears_of_another_process(tmp_path: Path) -> None:
+def test_a_child_of_a_process_that_has_the_store_open_hears_of_another_process(path: Path) -> None:
     """A child cannot share what its parent holds."""
-    path = tmp_path / "store"
     fill(path)
     with DelayedStore.open(path, CONFIG):
         child = os.fork()

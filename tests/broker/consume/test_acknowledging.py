@@ -282,15 +282,11 @@ def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert acks.take(2, [2], 2) == 0
 
 
-def test_a_set_that_is_too_long_changes_nothing() -> None:
-    """No batch has so many messages; a client cannot fill the memory with it."""
+def test_a_set_or_size_that_no_batch_has_takes_no_memory() -> None:
+    """No batch has so many messages; a client's size of one counts only as far as its set has words."""
     acks = BatchAcks()
     assert acks.take(1, [1] * 1_025, None) == 1
     assert len(acks.left) == 0
-
-
-def test_a_size_that_no_batch_has_takes_no_memory() -> None:
-    """A client's size of a batch counts only as far as its set has words."""
     batches = BatchAcks()
     assert batches.take(1, [0b101], 1 << 62) == 2
     assert batches.words(1) == [0b101]

@@ -155,17 +155,12 @@ def test_a_run_cut_short_never_gives_a_wrong_body(bodies: list[bytes], data: st.
     assert all(isinstance(body, CorruptEntry) or body == bodies[index] for index, body in enumerate(found))
 
 
-@pytest.mark.parametrize("address", [(3, 101), (4, 100)])
-def test_a_run_under_another_key_is_refused(address: tuple[int, int]) -> None:
+def test_a_run_under_another_key_or_of_a_later_version_is_refused() -> None:
     """The checksum covers the key: a run copied to another place is not taken for one of that place."""
-    _, value = messages(0, [0], [b"a"])
-    with pytest.raises(CorruptEntry, match="checksum"):
-        Run("main", run_key(*address), value)
-
-
-def test_a_run_of_a_later_version_says_so() -> None:
-    """It is not read as something else."""
     key, value = messages(0, [0], [b"a"])
+    for address in ((3, 101), (4, 100)):
+        with pytest.raises(CorruptEntry, match="checksum"):
+            Run("main", run_key(*address), value)
     with pytest.raises(CorruptEntry, match="version 9"):
         Run("main", key, value[:4] + b"\x09" + value[5:])
 
@@ -241,8 +236,8 @@ def test_what_stays_is_the_same_and_what_goes_is_none(conditional: bool) -> None
             assert Run("a", run_key(3, 100), run.keeping(keep)).fixed() == run.fixed()
 
 
-def test_a_damaged_body_stays_damaged() -> None:
-    """Its checksum is copied, not computed, so that it is reported from the copy too."""
+def test_a_damaged_body_stays_damaged_and_one_outside_its_run_is_found_before() -> None:
+    """Its checksum is copied, not computed, so that it is reported from the copy too; nor is a cut run thinned."""
     value = bytearray(thin([b"one", b"two", b"three"]))
     value[-7] ^= 1  # in "two"
     copy = Run("a", run_key(3, 100), Run("a", run_key(3, 100), bytes(value)).keeping(np.array([False, True, True])))
@@ -250,13 +245,9 @@ def test_a_damaged_body_stays_damaged() -> None:
     assert copy.body(2) == b"three"
     with pytest.raises(CorruptEntry, match="checksum"):
         copy.body(1)
-
-
-def test_a_body_outside_its_run_is_found_before() -> None:
-    """Such a run cannot be thinned."""
-    value = thin([b"one", b"two"])
-    assert Run("a", run_key(3, 100), value).bodies_fit
-    assert not Run("a", run_key(3, 100), value[:-1]).bodies_fit
+    whole = thin([b"one", b"two"])
+    assert Run("a", run_key(3, 100), whole).bodies_fit
+    assert not Run("a", run_key(3, 100), whole[:-1]).bodies_fit
 
 
 @st.composite

@@ -31,21 +31,30 @@ from tests.store import commits
 from tests.store.commits import BULK, KEY, PATIENCE_S, outcomes_of, putting, raw_value, spy_on, until
 
 
-def test_a_failing_unit_of_work_harms_no_neighbour(environment: Environment) -> None:
-    """Its puts are not stored, its callback is not called, its error reaches its caller alone; others are stored."""
+@pytest.mark.parametrize(("place", "error"), [(1, LookupError("not today")), (0, KeyboardInterrupt())])
+def test_a_unit_of_work_that_fails_harms_no_neighbour(
+    environment: Environment, place: int, error: BaseException
+) -> None:
+    """Its puts are not stored, its callback is not called, its error reaches its caller alone; others are stored.
+
+    Also by the next leader, where the one that leads is interrupted.
+    """
     heard: list[str] = []
 
     def failing(transaction: Transaction) -> None:
         transaction.put(b"\x01bad", b"v")
         transaction.after_commit(lambda: heard.append("failed"))
-        raise LookupError("not today")
+        raise error
 
-    works: list[Callable[[Transaction], None]] = [putting(b"\x01a", b"v"), failing, putting(b"\x01b", b"v")]
+    works: list[Callable[[Transaction], None]] = [putting(b"\x01a", b"v"), putting(b"\x01b", b"v")]
+    works.insert(place, failing)
     outcomes = outcomes_of(environment, works)
-    assert [type(outcome) for outcome in outcomes] == [type(None), LookupError, type(None)]
+    assert type(outcomes.pop(place)) is type(error)
+    assert outcomes == [None, None]
     assert environment.get(b"\x01a") == environment.get(b"\x01b") == b"v"
     assert environment.get(b"\x01bad") is None
     assert not heard
+    environment.write(putting(KEY, b"goes on"))
 
 
 def test_effects_in_memory_come_in_commit_order(environment: Environment) -> None:
@@ -184,21 +193,6 @@ def test_close_waits_for_the_commit_under_way(environment: Environment) -> None:
 def interrupting(transaction: Transaction) -> None:
     """A unit of work during which its thread is interrupted."""
     raise KeyboardInterrupt
-
-
-def test_an_interrupted_leader_interrupts_no_other(environment: Environment) -> None:
-    """The others of its commit are stored by the next leader; nothing of its own is."""
-
-    def interrupted(transaction: Transaction) -> None:
-        transaction.put(b"\x01mine", b"v")
-        raise KeyboardInterrupt
-
-    outcomes = outcomes_of(environment, [interrupted, putting(b"\x01a", b"v"), putting(b"\x01b", b"v")])
-    assert isinstance(outcomes[0], KeyboardInterrupt)
-    assert outcomes[1:] == [None, None]
-    assert environment.get(b"\x01a") == environment.get(b"\x01b") == b"v"
-    assert environment.get(b"\x01mine") is None
-    environment.write(putting(KEY, b"goes on"))
 
 
 def test_a_listener_that_raises_after_the_commit_makes_no_stored_message_an_error(environment: Environment) -> None:

@@ -36,9 +36,8 @@ LOOKING = ["scheduled {} t", "stats {}", "stats {} t", "partitions {}", "check {
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(path: Path) -> Path:
     """A store with two topics: messages received and not, due and not, over three partitions."""
-    path = tmp_path / "store"
     with make_store(path) as opened:
         topic = opened.topic("t")
         topic.send_batch([])
@@ -214,9 +213,8 @@ PARTITION = "20010909T000000Z"
 
 
 @pytest.fixture
-def dumped(tmp_path: Path) -> Path:
+def dumped(path: Path) -> Path:
     """A store with fired, acknowledged and cancelled messages, and some that are not due."""
-    path = tmp_path / "store"
     with make_store(path) as opened:
         topic = opened.topic("t")
         sent = topic.send_batch([message(number) for number in range(300)])
