@@ -475,18 +475,6 @@ def test_the_board_can_be_loaded(tmp_path: Path) -> None:
             assert labels <= known | OF_PROMETHEUS
 
 
-def test_each_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do() -> None:
-    """Names are one each; those without `for` are of what does not pass by itself."""
-    assert len({rule["alert"] for rule in RULES}) == len(RULES)
-    for rule in RULES:
-        assert rule["labels"]["severity"] in {"warning", "critical"}
-        assert set(rule["annotations"]) == {"summary", "description"}
-        assert rule.get("for") or rule["alert"] in {"DuelogStoreFailed", "DuelogEntriesUnreadable"}
-        texts = " ".join(rule["annotations"].values())
-        known = {label for name, _ in used(rule["expr"]) for label in _LABELS[family_of(name)]}
-        assert set(re.findall(r"\$labels\.(\w+)", texts)) <= known
-
-
 ALERTED = {
     "DuelogFiringStopped", "DuelogLate", "DuelogStoreFull", "DuelogStoreFailed", "DuelogBacklogGrows",
     "DuelogEventLoopLag", "DuelogDelaysRefused", "DuelogTopicListMemoryHigh", "DuelogTopicListQueueFull",
@@ -496,6 +484,14 @@ ALERTED = {
 """An operator is woken for each; those of topic lists are the four that PIP-442 asks for."""
 
 
-def test_there_is_an_alert() -> None:
-    """Each of these, and perhaps more."""
+def test_each_alert_is_there_and_says_how_bad_it_is_what_is_wrong_and_what_to_do() -> None:
+    """Names are one each; those without `for` are of what does not pass by itself."""
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule.get("for") or rule["alert"] in {"DuelogStoreFailed", "DuelogEntriesUnreadable"}
+        texts = " ".join(rule["annotations"].values())
+        known = {label for name, _ in used(rule["expr"]) for label in _LABELS[family_of(name)]}
+        assert set(re.findall(r"\$labels\.(\w+)", texts)) <= known
     assert {rule["alert"] for rule in RULES} >= ALERTED
