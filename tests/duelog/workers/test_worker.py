@@ -964,8 +964,8 @@ BAD_TASKS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def test_a_bad_task_is_refused_by_its_field(tmp_path: Path) -> None:
-    """Before anything is run."""
+def test_a_bad_task_or_worker_is_refused_by_its_field(tmp_path: Path, bench: Bench) -> None:
+    """No store, no duration, settings for an open store, no task, started twice, a task while it runs."""
     worker = Worker(tmp_path / "s")
     worker.task("taken")(print)
     for field, values in BAD_TASKS.items():
@@ -977,10 +977,6 @@ def test_a_bad_task_is_refused_by_its_field(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"^topic=<built-in function print>"):
         worker.task(print)  # type: ignore[arg-type]  # a decorator without its call: no task was made, and nothing said
     assert not (tmp_path / "s").exists()
-
-
-def test_a_bad_worker_is_refused_by_its_field(bench: Bench) -> None:
-    """No store, no duration, settings for an open store, no task, started twice, a task while it runs."""
     bad: Any
     for field, bad in (
         ("store", lambda: Worker(None)),  # type: ignore[arg-type]
@@ -990,11 +986,11 @@ def test_a_bad_worker_is_refused_by_its_field(bench: Bench) -> None:
     ):
         with pytest.raises(InvalidArgument, match=f"^{field}="):
             bad()
-    worker = bench.run(print)
+    running = bench.run(print)
     with pytest.raises(InvalidArgument, match=r"^worker='worker'"):
-        worker.start()
+        running.start()
     with pytest.raises(InvalidArgument, match=r"^task="):
-        worker.task("u")(print)
+        running.task("u")(print)
 
 
 def test_a_start_that_fails_leaves_nothing_behind(bench: Bench) -> None:

@@ -156,9 +156,15 @@ def test_numbers_of_segments_are_read_from_their_names(tmp_path: Path) -> None:
     assert numbers_in(tmp_path / "nowhere") == []
 
 
-def test_a_segment_of_another_store_is_refused(tmp_path: Path) -> None:
-    """By reader and writer."""
-    make_segment(tmp_path, 7, [[1]])
+def set_version(file: Path, version: int) -> None:
+    """Give a segment the header of another version."""
+    fields = struct.pack("<IQ16s", version, SIZE, STORE_ID)
+    write_at(file, 0, struct.pack("<I", crc32(fields)) + fields)
+
+
+def test_a_segment_of_another_store_or_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    """By reader and writer; a later version is told."""
+    file = make_segment(tmp_path, 7, [[1]])
     refusing: list[Callable[[], object]] = [
         lambda: read_segment(tmp_path, 7, bytes(16)),
         lambda: Segment(tmp_path, 7, bytes(16), SIZE),
@@ -166,17 +172,7 @@ def test_a_segment_of_another_store_is_refused(tmp_path: Path) -> None:
     for refuse in refusing:
         with pytest.raises(DamagedStore, match="another store"):
             refuse()
-
-
-def set_version(file: Path, version: int) -> None:
-    """Give a segment the header of another version."""
-    fields = struct.pack("<IQ16s", version, SIZE, STORE_ID)
-    write_at(file, 0, struct.pack("<I", crc32(fields)) + fields)
-
-
-def test_a_segment_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    """It says which."""
-    set_version(make_segment(tmp_path, 7, [[1]]), 9)
+    set_version(file, 9)
     with pytest.raises(FormatMismatch, match="version is 9"):
         read_segment(tmp_path, 7, STORE_ID)
 
