@@ -42,7 +42,10 @@ _OFFERED: dict[str, dict[Right, str]] = {
         "stats* active* paused* max_in_flight* held* holds report_task* close*"
     },
 }
-"""Names by class and right. `*`: it may be done twice, with the same result for what is stored, as all that READs."""
+"""Names by class and right; over TCP what is the whole store's takes ADMIN, whatever it is here.
+
+`*`: it may be done twice, with the same result for what is stored, as all that READs.
+"""
 
 NOT_OFFERED: Mapping[str, str] = {
     "DelayedStore": "config clock jobs listen on_topics tick check backup report_to",

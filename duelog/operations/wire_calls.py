@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from inspect import BoundArguments
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -303,7 +303,7 @@ class WireCalls:
         """True once it has told what a worker's task does."""
         self._left = False
         self._attaching = threading.Lock()
-        self._topics: OrderedDict[str, Topic] = OrderedDict()
+        self._topics = lru_cache(_TOPICS)(service.store.topic)
         self._producers: set[tuple[str, str]] = set()
         """Topics and names under which it has numbered what it sent."""
         self._numbering: dict[str, str] = {}
@@ -423,15 +423,7 @@ class WireCalls:
 
     def _topic(self, name: object) -> Topic:
         """A topic by name, the same object each time for some."""
-        topic = self._topics.get(name) if isinstance(name, str) else None
-        if topic is None:
-            topic = self.service.store.topic(name)
-            if isinstance(name, str):
-                self._topics[name] = topic
-                while len(self._topics) > _TOPICS:
-                    with suppress(KeyError):
-                        self._topics.popitem(last=False)
-        return topic
+        return self._topics(name) if isinstance(name, str) else self.service.store.topic(name)
 
     def _consumer(self, target: list[Any]) -> _Consumer:
         consumer = self.consumers.get(target[0]) if target and isinstance(target[0], int) else None
