@@ -75,7 +75,7 @@ class Ends(NamedTuple):
         return cls(ledgers, find_tails(raw, name, ledgers))
 
 
-def _build_rest(raw: lmdb.Transaction, name: str, start_ms: int, directory: Path, away: Away, ends: Ends) -> None:
+def build_rest(raw: lmdb.Transaction, name: str, start_ms: int, directory: Path, away: Away, ends: Ends) -> None:
     """Build a rest of what `raw` reads: all behind `ends`. Raises StoreFull, CorruptEntry, DamagedStore."""
     tails = dict(zip(ends.ledgers.tolist(), ends.ends.tolist(), strict=True))
     for ledger_id in _logs(raw):
@@ -170,7 +170,7 @@ def give_back(
                     raise _OtherBodies
                 if applied_position(raw) < away.applied:
                     raise BrokenInvariant(f"{partition.name} lacks rows that its objects have")
-                _build_rest(raw, partition.name, partition.start_ms, staged, away, ends)
+                build_rest(raw, partition.name, partition.start_ms, staged, away, ends)
                 reach("away.staged")
                 with _switching(store, partition, environment):
                     move(staged, target)

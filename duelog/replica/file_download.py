@@ -49,10 +49,10 @@ def download(
     told: Callable[[int], object] = lambda size: None,
     *,
     flush: bool = True,
-) -> None:
-    """Put a file of a manifest into the directory of its environment, on disk if `flush`. Raises ReplicaDamaged.
+) -> Path:
+    """Put a file of a manifest into the directory of its environment, on disk if `flush`, and return where it is.
 
-    told: how many bytes were read since it was last told.
+    told: how many bytes were read since it was last told. Raises ReplicaDamaged.
     """
     target = directory / "data.mdb" if file.ledger is None else body_file(directory, file.ledger)
     if flush:
@@ -72,3 +72,4 @@ def download(
             os.fsync(written.fileno())
     if (size, crc) != (file.size, file.crc):
         raise ReplicaDamaged(bucket.url, file.name, "does not match the manifest's checksum")
+    return target

@@ -77,7 +77,7 @@ class ManifestFiles:
         except StoreFull as error:
             _log.warning("%s: what was compacted elsewhere is not taken for now: %s", engine.storage.path, error)
         known: dict[Content, ReplicaFile] = {}
-        if before is not None and before.epoch == self._shipping.epoch:  # a standby applies groups at places of its own
+        if before is not None and before.epoch == self._shipping.epoch:  # a standby has generations of its own
             known = {each.content: each for each in before.files}
         scratch = Path(tempfile.mkdtemp(prefix="replica-", dir=engine.storage.path / "staging"))
         try:

@@ -31,18 +31,21 @@ from duelog.store.clock import SystemClock
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import PartitionRecord, PartitionState
 from duelog.store.config import MIB, StoreConfig
+from duelog.store.env.environment import Environment
 from duelog.store.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, ReplicaUnreachable
 from duelog.store.files.directory import make_directory, move, remove_tree
 from duelog.store.files.system_errors import explained, require_space
+from duelog.store.log import catalog
 from duelog.store.wal.environment_rows import EnvironmentRows, rows_by_environment
 from duelog.store.wal.segment import MAIN, Group, Row, RowKind, place_of
 from duelog.store.wal.wal_reader import DIRECTORY, write_wal
 
 from .bucket import MANIFESTS, Bucket, log_name
 from .file_download import put_file
-from .identity import copied_identity
+from .identity import claim, copied_identity
 from .log_object import LogObject, unpack_groups, unpack_head
 from .manifest import MAIN_START, Manifest, read_manifest
+from .remote_days import choose, files_by_day, leave_away, size_of
 from .takeover import renew_ids
 
 _SLICE_BYTES = 64 * MIB
@@ -63,7 +66,7 @@ class Restored(NamedTuple):
     """The result of a restore. place: it has the groups up to this one; 0: none. time_ms: it was written by then.
 
     manifest_ms: when the files were taken. groups: how many were applied. passed_over: what was damaged of newer
-    manifests.
+    manifests. away_bytes: of the files, those of days that are in the new prefix alone.
     """
 
     path: Path
@@ -74,6 +77,7 @@ class Restored(NamedTuple):
     file_bytes: int
     log_bytes: int
     passed_over: tuple[str, ...]
+    away_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -187,13 +191,22 @@ def restore(
     at_ms: int | None = None,
     group: int | None = None,
     progress: Callable[[int], None] | None = None,
+    home: Bucket | None = None,
+    max_local_bytes: int | None = None,
+    now_ms: int | None = None,
 ) -> Restored:
     """Restore a store into `target`, absent or empty: as it was at a time, after a group, or as new as can be.
 
-    progress: called with the bytes read so far. Raises InvalidArgument, ReplicaRefused, ReplicaDamaged,
-    ReplicaUnreachable, StoreFull.
+    progress: called with the bytes read so far. home: the prefix that the store ships to from now on, which is empty.
+    max_local_bytes: of what takes more, far days and those that are over are in `home` alone. now_ms: the time by which
+    they are; None: the system's. Raises InvalidArgument, ReplicaRefused, ReplicaDamaged, ReplicaUnreachable, ForkFound,
+    StoreFull.
     """
     found = copied_identity(bucket)
+    if max_local_bytes is not None and home is None:
+        raise InvalidArgument("max_local_bytes", max_local_bytes, "needs `replica`, where the rest is then")
+    if home is not None and home.url == bucket.url:
+        raise InvalidArgument("replica", home.url, "expected a new prefix: to this one a second history would be added")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument("DIR", str(target), "expected an empty directory, or none")
     staged = target.with_name(target.name + ".restoring")
@@ -207,9 +220,9 @@ def restore(
                 continue
             with explained(target), closing(take_place("DIR", target, staged, "is not of a restore")):
                 try:
-                    restored = Restoring(
-                        staged, ReplicaLog(bucket, found[0], manifest, at_ms, group), found, progress
-                    ).run()
+                    log = ReplicaLog(bucket, found[0], manifest, at_ms, group)
+                    tier = None if home is None else Tier(home, max_local_bytes, now_ms or SystemClock().now_ms())
+                    restored = Restoring(staged, log, found, progress, tier).run()
                     _set_apart(staged, found[1])
                     if target.exists():
                         target.rmdir()
@@ -271,6 +284,14 @@ def _locked(field: str, target: Path, staged: Path) -> Place:
     return place
 
 
+class Tier(NamedTuple):
+    """The prefix of a store that is restored, the most bytes that are not in it alone, and what time it is."""
+
+    home: Bucket
+    max_local_bytes: int | None
+    now_ms: int
+
+
 class Restoring:
     """A store that is made from a manifest and the log behind it. For one thread."""
 
@@ -280,14 +301,18 @@ class Restoring:
         log: ReplicaLog,
         identity: tuple[bytes, int],
         progress: Callable[[int], None] | None = None,
+        tier: Tier | None = None,
     ) -> None:
-        """`path`: where it is made, by `take_place`. identity: as `store_object` gives it."""
+        """`path`: where it is made, by `take_place`. identity: as `store_object` gives it. tier: None: all is here."""
         self._path = path
         self._log = log
         self._bucket = log.bucket
         self._store_id, self._partition_ms = identity
         self._manifest = log.manifest
         self._progress = progress
+        self._tier = tier
+        self._days = files_by_day(self._manifest)
+        self._away_bytes = 0
         self._number = 0
         self._read = 0
         self._config = StoreConfig(partition_ms=self._partition_ms, background=False, control=False)
@@ -306,8 +331,8 @@ class Restoring:
         self.begin()
         self.finish(self._number)
         manifest, log = self._manifest, self._log
-        size = sum(file.size for file in manifest.files)
-        return Restored(self._path, log.place, log.time_ms, manifest.taken_ms, log.groups, size, log.bytes, ())
+        size, away = size_of(manifest.files), self._away_bytes
+        return Restored(self._path, log.place, log.time_ms, manifest.taken_ms, log.groups, size, log.bytes, (), away)
 
     def begin(self) -> None:
         """Fetch the files, and apply the log as far as it goes."""
@@ -316,13 +341,35 @@ class Restoring:
             raise ReplicaRefused(self._bucket.url, f"the manifest at {manifest.seq} is of another store")
         for name in ("partitions", "staging", "trash", DIRECTORY):
             make_directory(path / name)
-        require_space(path, sum(file.size for file in manifest.files), "to restore")
-        for file in manifest.files:
-            is_main = file.start_ms == MAIN_START
-            directory = path / "main" if is_main else partition_path(path, file.start_ms, file.generation)
-            put_file(self._bucket, file, directory, self._has_read)
         write_identity(path, Identity(self._store_id, self._partition_ms))
+        if self._tier is not None:
+            claim(self._tier.home, path, self._store_id, self._partition_ms)
+        if self._tier is None or self._tier.max_local_bytes is None:
+            require_space(path, size_of(manifest.files), "to restore")
+        self._put_files()
         self._apply_each(self._recover_instant(self._log.more()))
+
+    def _put_files(self) -> None:
+        """Fetch the files, and leave days away of what is too much."""
+        path, tier, left = self._path, self._tier, set[int]()
+        of_main = [file for file in self._manifest.files if file.start_ms == MAIN_START]
+        for file in of_main:
+            put_file(self._bucket, file, path / "main", self._has_read)
+        if tier is not None and tier.max_local_bytes is not None:
+            main = Environment(path / "main", name="main", read_only=True, lock=False)
+            with closing(main), main.read() as raw:
+                records = dict(catalog.partitions(raw))
+            left = choose(self._days, records, tier.max_local_bytes - size_of(of_main), tier.now_ms)
+            here = sum(size_of(files) for start_ms, files in self._days.items() if start_ms not in left)
+            largest = max((size_of(self._days[start_ms]) for start_ms in left), default=0)
+            require_space(path, here + 2 * largest, "to restore")
+        for start_ms, files in self._days.items():
+            home = None if tier is None or start_ms not in left else tier.home
+            if home is not None and leave_away(self._bucket, home, files, path, self._has_read):
+                self._away_bytes += size_of(files)
+                continue
+            for file in files:
+                put_file(self._bucket, file, partition_path(path, start_ms, file.generation), self._has_read)
 
     def go_on(self, lists: bool) -> None:
         """Apply what has come to the log since. lists: as of `ReplicaLog.more`."""
@@ -408,11 +455,11 @@ class Restoring:
         directory = partition_path(self._path, start_ms, 1).parent
         if directory.exists():
             remove_tree(directory)
+        self._days.pop(start_ms, None)
 
     def _generation(self, start_ms: int) -> int:
         """The generation of a partition that the restore has, or will have."""
-        there = sorted(partition_path(self._path, start_ms, 1).parent.glob("g*"))
-        return int(there[-1].name[1:]) if there else 1
+        return self._days[start_ms][0].generation if start_ms in self._days else 1
 
     def _apply(self, rows: dict[int, EnvironmentRows], place: int) -> None:
         """Recover the store, as after a crash, with the rows of groups up to a place as its log, and apply them."""

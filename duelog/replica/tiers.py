@@ -69,6 +69,11 @@ _KEPT_BYTES = 64 * MIB
 """Bytes of the disk that a fetch leaves to sends."""
 
 
+def begins_to_come_ms(start_ms: int, size: int, preload_ms: int) -> int:
+    """When a day of `size` bytes is fetched, to be here `preload_ms` before it begins."""
+    return start_ms - preload_ms - size // _BYTES_A_MS
+
+
 def pieces_of(start_ms: int, generation: int, away: Away) -> list[ReplicaFile]:
     """The files of a manifest that has an away partition, without its rest."""
     before: int | None = None
@@ -199,7 +204,7 @@ class Tiers:
             return 0
         if partition.state is not PartitionState.OPEN:
             return _NEVER
-        return partition.start_ms - self._config.preload_ms - partition.away.size // _BYTES_A_MS
+        return begins_to_come_ms(partition.start_ms, partition.away.size, self._config.preload_ms)
 
     def _waits(self, partition: Partition | None, now_ms: int) -> bool:
         return self._suspensions.is_suspended(_part(partition), now_ms)
@@ -347,7 +352,7 @@ class Tiers:
             if size < LEAST_BYTES:
                 return False
             size += partition.away.size
-        comes_ms = partition.start_ms - 2 * self._config.preload_ms - size // _BYTES_A_MS
+        comes_ms = begins_to_come_ms(partition.start_ms, size, 2 * self._config.preload_ms)
         is_over = partition.state is PartitionState.CLOSED and not partition.readers
         is_far = partition.state is PartitionState.OPEN and comes_ms > self._clock.now_ms()
         return (is_far or is_over) and not partition.vacant and partition.start_ms not in self._loaded.logs

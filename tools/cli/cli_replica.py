@@ -191,6 +191,14 @@ def restore(
     at: Annotated[str | None, option("--at", "TIME", "As the store was then; else as new as can be.")] = None,
     group_: Annotated[int | None, option("--group", "N", "With the groups of the log up to this one.", min=1)] = None,
     check: Annotated[bool, option("--check", "Look through what was restored, as `check --deep` does.")] = False,
+    replica: Annotated[
+        str | None,
+        option("--replica", "URL", "An empty prefix, prepared as the one that the store ships to from now on."),
+    ] = None,
+    max_local_bytes: Annotated[
+        int | None,
+        option("--max-local-bytes", "BYTES", "Far days, and those that are over, stay in --replica alone.", min=1),
+    ] = None,
 ) -> None:
     """Restore a store from its copy. Exit status 1: --check has found something.
 
@@ -199,19 +207,34 @@ def restore(
     which --group restores what is before. The store is built in DIR.restoring; a restore that was killed is given
     again. What was restored ships to a new prefix, not to this one.
 
+    --max-local-bytes is for a store that is larger than the disk, and is opened with `max_local_bytes` from then on: of
+    what takes more, each file is put under --replica, and one day at a time is here meanwhile.
+
     $ duelog restore s3://backups/orders data --at 2026-11-23T10:00Z --check
     """
+    from ...replica import identity
     from ...replica.bucket import Bucket
     from ...replica.restoring import restore as run
     from ..store_check import check_store
 
     if at is not None and group_ is not None:
         raise InvalidArgument("--group", group_, "not together with --at")
+    if max_local_bytes is not None and replica is None:
+        raise InvalidArgument("--max-local-bytes", max_local_bytes, "needs --replica, where the rest is then")
     at_ms = None if at is None else time_ms("--at", at)
+    home = None if replica is None else Bucket(replica)
+    if home is not None:
+        identity.probe(home)
     allow_every_descriptor()
     with progress_bar("bytes", time_left=False) as progress:
         restored = run(
-            Bucket(url), directory.absolute(), at_ms=at_ms, group=group_, progress=lambda done: progress(done, 0)
+            Bucket(url),
+            directory.absolute(),
+            at_ms=at_ms,
+            group=group_,
+            progress=lambda done: progress(done, 0),
+            home=home,
+            max_local_bytes=max_local_bytes,
         )
     findings = check_store(directory, deep=True) if check else []
     for text in restored.passed_over:
@@ -223,6 +246,8 @@ def restore(
         f"restored {directory} as of {iso_time(restored.time_ms)}, group {restored.place}: files of "
         f"{iso_time(restored.manifest_ms)}, {restored.groups:,} groups, {size}"
     )
+    if restored.away_bytes:
+        line += f", of which {size_text(restored.away_bytes)} are in {replica} alone"
     fields = {**restored._asdict(), "path": str(directory), "passed_over": list(restored.passed_over)}
     answer({**fields, "time": iso_time(restored.time_ms), "findings": len(findings)}, line)
     if findings:
