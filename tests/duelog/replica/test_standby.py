@@ -3,7 +3,7 @@
 import errno
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.errors import (
     Deposed,
+    DuelogError,
     ForkFound,
     InvalidArgument,
     NotLeader,
@@ -24,16 +25,19 @@ from duelog.errors import (
     StoreFailed,
     StoreLocked,
 )
-from duelog.replica.bucket import FILES, MANIFESTS, Listed, log_name
+from duelog.replica import manifest_files, set_aside
+from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.replica_status import aside_of
 from duelog.replica.restoring import GapFound, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
+from duelog.replica.shipping import Shipping
 from duelog.store.wal.segment_file import SegmentFile
 from tests.conftest import present, raising
 from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of, waiting
 from tests.duelog.side_by_side import crashed
+from tests.proof import wrong_engines
 
 LEASE_MS = 10_000
 CONFIG = StoreConfig(replica=URL, lease_ms=LEASE_MS)
@@ -812,3 +816,54 @@ def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(bench: Bench) 
     restored(bench.bucket, bench.path / "restored")
     with DelayedStore.open(bench.path / "restored", clock=bench.clock) as store:
         assert waiting(store) == {b"%d" % number for number in range(next(numbers))}
+
+
+def overwriting(bucket: FaultyBucket, seq: int, content: Content) -> None:
+    """Put a log object, whether its number is taken or not."""
+    try:
+        bucket.create(log_name(seq), content)
+    except AlreadyThere:
+        bucket.put(log_name(seq), content)
+
+
+def none(*_: object) -> None:
+    """Do nothing."""
+
+
+WRONG: dict[str, tuple[object, str, object, Callable[[Bench], None]]] = {
+    "a fence takes the place of another": (
+        FaultyBucket, "append", overwriting, test_of_two_standbys_one_leads_and_the_other_follows_it
+    ),
+    "a standby waits for no lease": (
+        Standby, "_has_passed", lambda *_: True, test_a_leader_that_renews_its_lease_is_not_followed_by_another
+    ),
+    "a leader goes on behind its lease": (
+        Shipping, "leads", True, test_a_leader_refuses_work_before_its_lease_has_passed
+    ),
+    "a put that came late counts": (
+        Shipping, "_look", none, test_a_late_put_of_a_stalled_leader_counts_after_a_look
+    ),
+    "nobody waits for the copy": (
+        Shipping, "wait_for", none, test_a_replicated_send_is_never_told_behind_the_fence
+    ),
+    "ids go on where those of the copy end": (
+        manifest_files, "renew_ids", none, test_a_leader_that_ships_nothing_tells_no_id_that_the_next_one_tells
+    ),
+    "a copy of a directory leads at once": (
+        Shipping, "_refuse_copy", none,
+        test_a_copy_of_the_directory_of_a_leader_is_refused_once_the_leader_renews_its_lease,
+    ),
+    "what was not shipped counts as shipped": (
+        set_aside, "_unshipped", none, test_a_tail_that_was_given_up_leaves_the_whole_directory_aside
+    ),
+}  # fmt: skip
+"""By the rule that is broken: what is in whose place, and the test that finds it."""
+
+
+@pytest.mark.parametrize("rule", wrong_engines(WRONG, "a fence takes the place of another"))
+def test_a_wrong_engine_is_found_out(rule: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these tests can fail."""
+    owner, name, wrong, finds_it = WRONG[rule]
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises((AssertionError, DuelogError, pytest.fail.Exception)):
+        finds_it(bench)
