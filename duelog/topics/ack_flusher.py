@@ -80,15 +80,6 @@ class AckFlusher:
         if moved_ledger:
             self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
 
-    def acknowledged_in_group(self, topic: TopicState, subscription: SubscriptionState, *, moved_ledger: bool) -> None:
-        """A group has written acknowledgements, and memory knows: have what they changed besides be seen to later."""
-        topic.changed()
-        now_ms = self._clock.now_ms()
-        if subscription.changed and self.mark(subscription, now_ms):  # attempts
-            self._wake()
-        if moved_ledger:
-            self._agenda.look_at(topic.topic_id, now_ms + self._flush_ms)
-
     def due_ms(self) -> int | None:
         return self._due_ms
 
@@ -149,9 +140,7 @@ class AckFlusher:
 
         counted: as acknowledged by consumers.
         """
-        staged = transaction.stage(subscription, self._staged)
-        staged.write(transaction)
-        return staged.acknowledge(transaction, topic, entries, counted=counted)
+        return transaction.stage(subscription, self._staged).acknowledge(transaction, topic, entries, counted=counted)
 
     def _staged(self, subscription: SubscriptionState) -> _StagedAcks:
         return _StagedAcks(self, subscription)
@@ -194,6 +183,7 @@ class _StagedAcks:
         self, transaction: Transaction, topic: TopicState, entries: Mapping[int, BitMap], *, counted: bool
     ) -> Mapping[int, BitMap]:
         """Write acknowledgements that memory hears of once they are durable; those that were none before."""
+        self.write(transaction)
         if self._copy is None:
             with self._subscription.lock:
                 self._copy = self._subscription.acks.copy()
@@ -225,4 +215,9 @@ class _StagedAcks:
                 acks.wrote(changes)
             subscription.attempts.wrote(self._attempts)
         if topic is not None:
-            self._flusher.acknowledged_in_group(topic, subscription, moved_ledger=moved)
+            flusher, now_ms = self._flusher, self._flusher._clock.now_ms()
+            topic.changed()
+            if subscription.changed and flusher.mark(subscription, now_ms):  # attempts
+                flusher._wake()
+            if moved:
+                flusher._agenda.look_at(topic.topic_id, now_ms + flusher._flush_ms)
