@@ -1,7 +1,6 @@
 """The commands that make and keep a store: init, backup, move-namespace, repair, compact, tick; policies.
 
-`duelog policies` has what a store keeps, and the delay policies of PIP-437. These have the flags of Pulsar's admins. A
-server has delays, retention and time to live of namespaces and topics, in Pulsar's units.
+`duelog policies` has what a store keeps, and the delay policies of PIP-437. These have the flags of Pulsar's admins.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ REST has more to say than the table, as it knows partitioned topics, clients and
 import json
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from math import ceil
 from pathlib import Path
@@ -258,14 +259,21 @@ class Server:
     def _scopes(self, namespace: str | None = None, topic: str | None = None, **subscription: str | None) -> list[Any]:
         """The scope, which exists; of a partitioned topic, or a partition, its and those of all its partitions."""
         if topic is not None:
-            base = TopicAddress.parse(topic).base
-            count = self._rest.get(f"{_admin(str(base))}/partitions")["partitions"]
-            topics = [base, *(partition_name(base, number) for number in range(count))]
+            address = TopicAddress.parse(topic)
+            name, count = address.name, self._partitions(address.name)
+            if address.partition >= 0:
+                with suppress(ServerRefused):  # a plain topic may have such a name
+                    count = self._partitions(address.base)
+                    name = address.base if count else name
+            topics = [name, *(partition_name(name, number) for number in range(count))]
             return [{"namespace": namespace, "topic": str(each), **subscription} for each in topics]
         if namespace is None:
             raise InvalidArgument("--namespace", None, "a server has policies of namespaces and topics: name one")
         self._rest.get(f"/admin/v2/namespaces/{validate_namespace_name(namespace)}")
         return [{"namespace": namespace, **subscription}]
+
+    def _partitions(self, topic: TopicName) -> int:
+        return int(self._rest.get(f"{_admin(str(topic))}/partitions")["partitions"])
 
 
 def _admin(topic: str) -> str:

@@ -189,8 +189,13 @@ def test_a_server_takes_every_policy_and_has_those_of_a_partitioned_topic_for_ea
             assert (shown["set"]["ttl_ms"], shown["effective"]["max_redeliveries"]) == (60_000, 3)
             assert shown["set_at"]["max_redeliveries"].startswith("topic persistent://public/default/parts")
         assert json_of("policies", "remove", "--server", url, "--topic", every[1]) == {"removed": True}
+        ok("topics", "create", "--server", url, "lone-partition-0")
+        ok("policies", "set", "--server", url, "--topic", "lone-partition-0", "--max-redeliveries", 4)
     with DelayedStore.open(tmp_path / "store", StoreConfig(background=False)) as store:
         assert {at: store.policies(topic=at) for at in every} == dict.fromkeys(every)
+        lone = store.policies(topic="lone-partition-0")
+        assert lone is not None
+        assert lone.max_redeliveries == 4
 
 
 def test_a_certificate_that_is_not_trusted_is_one_line(filled: Path, tmp_path: Path) -> None:
