@@ -15,7 +15,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.errors import ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused, StoreFull
-from duelog.replica.bucket import Bucket
+from duelog.replica.bucket import Bucket, Content
 from duelog.replica.manifest import ReplicaFile, read_manifest
 from duelog.replica.pruning import prune
 from duelog.replica.remote_days import choose, files_by_day
@@ -207,6 +207,23 @@ def test_a_damaged_file_of_a_far_day_is_named_and_nothing_is_left(
     with pytest.raises(ReplicaDamaged, match=f"{old}.*{file.name} does not match"):
         remote(old, new, tmp_path / "restored", clock)
     assert [path.name for path in tmp_path.iterdir() if "restored" in path.name] == []
+
+
+@pytest.mark.fault
+def test_a_file_that_the_new_prefix_does_not_have_whole_is_named(
+    open_store: OpenStore, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read back from there: from then on it is the only one."""
+    old, new = (tmp_path / "old").as_uri(), (tmp_path / "new").as_uri()
+    filled(open_store, replace(CONFIG, replica=old)).close()
+    put = Bucket.put
+
+    def put_half(bucket: Bucket, name: str, content: Content | Path) -> None:
+        put(bucket, name, content.read_bytes()[:-4_096] if isinstance(content, Path) else content)
+
+    monkeypatch.setattr(Bucket, "put", put_half)
+    with pytest.raises(ReplicaDamaged, match=f"{new}: files/.* does not match"):
+        remote(old, new, tmp_path / "restored", clock)
 
 
 def test_a_prefix_that_is_in_use_is_refused_before_any_file_is_read(
