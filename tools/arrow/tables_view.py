@@ -108,7 +108,7 @@ class Tables:
         try:
             while True:
                 if self._closed:
-                    raise ClosedError(f"the tables of {self.path} are closed")
+                    raise ClosedError(f"the view of the tables of {self.path}")
                 batch = next(batches, None)
                 if batch is None:
                     return

@@ -370,7 +370,7 @@ def table(
         argument(
             "TABLE",
             "messages, pending, markers, partitions, subscriptions, frontiers, ledgers, acknowledgements, "
-            "attempts or dead_letters.",
+            "attempts, dead_letters or keys.",
             show_default=False,
         ),
     ],

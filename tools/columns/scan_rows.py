@@ -10,6 +10,8 @@ UNREADABLE_DUE for its due time, and its reason in `Batch.damage`; what is in it
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from math import isnan
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -27,7 +29,7 @@ from ...store.codec.frontier import UNREADABLE_DUE, FrontierRecord
 from ...store.codec.run import Int64s, Run, RunKind
 from ...store.env.environment import Environment
 from ...store.env.memtable import Reads
-from ...store.errors import CorruptEntry, InvalidArgument
+from ...store.errors import CorruptEntry, InvalidArgument, checked_list
 from ...store.log import catalog
 from ...store.log.ledger import find_tail
 from ...store.log.scan import runs
@@ -99,12 +101,16 @@ class Wanted(NamedTuple):
     ) -> Self:
         """Checked: topic names in any form, partition names. Raises InvalidArgument."""
         if partitions is not None:
-            for name in partitions:
+            for name in checked_list("partitions", partitions, "names of partitions"):
                 parse_directory_name(name)
+        for field, value in (("due_from_ms", due_from_ms), ("due_until_ms", due_until_ms)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or isnan(value)):
+                raise InvalidArgument(field, value, "expected milliseconds since 1970")
         if due_from_ms is not None and due_until_ms is not None and due_until_ms < due_from_ms:
             raise InvalidArgument("due_until_ms", due_until_ms, f"is before due_from_ms={due_from_ms}")
+        names = None if topics is None else map(TopicName.parse, checked_list("topics", topics, "names of topics"))
         return cls(
-            None if topics is None else frozenset(str(TopicName.parse(name)) for name in topics),
+            None if names is None else frozenset(map(str, names)),
             None if partitions is None else frozenset(partitions),
             0 if due_from_ms is None else due_from_ms,
             MAX_DUE_MS + 1 if due_until_ms is None else due_until_ms,

@@ -1,8 +1,10 @@
 """Tables without Spark: what is pending is what the engine says, a view is of one point in time, files are whole."""
 
+import math
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -139,8 +142,24 @@ def test_batches_are_bounded_and_read_when_they_are_asked_for(filled: Filled, mo
             assert pa.Table.from_batches(batches).equals(tables.table(name))
         left = tables.batches("messages")
         left.read_next_batch()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match=f"view of the tables of {filled.path} is closed"):
         left.read_next_batch()
+
+
+@pytest.mark.parametrize("name", ["messages", "partitions", "dead_letters"])
+def test_a_wrong_bound_is_refused_by_its_field_whatever_the_table(filled: Filled, name: str) -> None:
+    """None was in NaN, silently; an error of Python's or Arrow's own came of text and datetimes."""
+    with open_tables(filled.path) as tables:
+        whole = tables.table(name, due_from_ms=0.0, due_until_ms=np.int64(1 << 50))
+        assert whole.equals(tables.table(name))
+        wrong: list[Any] = [math.nan, "2100-01-01T00:00:00Z", True, datetime.now(UTC)]
+        for field in ("due_from_ms", "due_until_ms"):
+            for value in wrong:
+                with pytest.raises(InvalidArgument, match=f"^{field}=.*: expected milliseconds since 1970"):
+                    tables.table(name, **{field: value})
+        for field in ("topics", "partitions"):
+            with pytest.raises(InvalidArgument, match=f"^{field}=5: expected names"):
+                tables.table(name, **dict[str, Any]({field: 5}))
 
 
 def test_a_view_is_of_one_point_in_time(tmp_path: Path) -> None:
