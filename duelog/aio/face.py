@@ -64,7 +64,12 @@ class Subscription(InThreads[duelog.Subscription]):
         """Receive messages that are due, at most `max_messages`; waits for the first. Cancelled, it gives them back."""
         subscription, loop = self._inner, asyncio.get_running_loop()
         if isinstance(subscription, ConnectedSubscription):
-            return await asyncio.wrap_future(subscription.receive_async(max_messages, timeout))
+            receiving = subscription.receive_async(max_messages, timeout)
+            try:
+                return await asyncio.wrap_future(receiving)
+            except asyncio.CancelledError:  # perhaps between the messages' coming and the task's going on
+                receiving.add_done_callback(subscription.give_back)
+                raise
         clock = subscription.clock
         deadline_ms = deadline_of(clock.now_ms(), timeout)
         woken = asyncio.Event()

@@ -602,9 +602,7 @@ class ConnectedSubscription(Subscription):
 
         def done(call: Call) -> None:
             if not future.set_running_or_notify_cancel():
-                if call.result:
-                    positions = _places(call.result)
-                    self._connection.start("Subscription.nack", self._target, [positions], {"delay": 0})
+                self._give_back(call.result)
             elif call.error is not None:
                 future.set_exception(call.error)
             else:
@@ -614,6 +612,16 @@ class ConnectedSubscription(Subscription):
         call = self._connection.start("Subscription.receive", self._target, arguments, repeated=True, done=done)
         future.add_done_callback(lambda ended: self._recall([call.number]) if ended.cancelled() else None)
         return future
+
+    def give_back(self, received: Future[list[ReceivedMessage]]) -> None:
+        """Give back, without waiting, what a future of `receive_async` has that nobody takes any more."""
+        if not received.cancelled() and received.exception() is None:
+            with suppress(DuelogError):  # closed or deleted meanwhile, which gives it back as well
+                self._give_back(received.result())
+
+    def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        if messages:
+            self._connection.start("Subscription.nack", self._target, [_places(messages)], {"delay": 0})
 
     def _take(self, max_messages: int, timeout_ms: int | None, stopped: Callable[[], bool]) -> list[ReceivedMessage]:
         self._check()

@@ -5,13 +5,15 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 import pytest
 
 import duelog
-from duelog import ManualClock, Message, StoreConfig, aio
+from duelog import ManualClock, Message, ReceivedMessage, StoreConfig, aio
+from duelog.connected.connected_store import ConnectedSubscription
 from duelog.errors import ClosedError, InvalidMessage
 from duelog.sending.producer import Producer
 from tests.conftest import START_MS
@@ -162,6 +164,32 @@ async def test_a_receive_cancelled_after_it_was_handed_messages_gives_them_back(
         assert batch[0].payload == b"a"
         await subscription.ack(batch)
     assert findings(tmp_path / "s") == []
+
+
+@in_a_loop
+async def test_what_came_by_a_connection_as_its_receive_was_cancelled_is_received_by_the_next(tmp_path: Path) -> None:
+    """The message is there, the task has not gone on yet: it stayed with the consumer, and nobody had it."""
+    with duelog.DelayedStore.open(tmp_path / "s") as store:
+        async with aio.DelayedStore.connect(tmp_path / "s") as connected:
+            subscription = await connected.topic("t").subscribe("sub")
+            inner, futures = cast(ConnectedSubscription, subscription._inner), list[Future[list[ReceivedMessage]]]()
+            receive = inner.receive_async
+
+            def kept(*arguments: Any) -> Future[list[ReceivedMessage]]:
+                futures.append(receive(*arguments))
+                return futures[-1]
+
+            inner.receive_async = kept  # type: ignore[method-assign,assignment]
+            receiving = asyncio.create_task(subscription.receive())
+            while not futures:
+                await asyncio.sleep(0)
+            store.topic("t").send(b"x")
+            assert futures[0].result(LIMIT_S)  # the loop stands meanwhile
+            receiving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+            (message,) = await subscription.receive()
+            assert message.payload == b"x"
 
 
 @in_a_loop
