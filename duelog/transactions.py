@@ -362,10 +362,14 @@ class Transaction:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
         engine, units = self._engine, _Units()
         now_ms = engine.clock.now_ms()
-        names = list({each.topic: None for each in self._sends})
-        topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
-        keyed = ((at, topics[each.topic], each.dedup) for at, each in enumerate(self._sends) if each.dedup is not None)
-        keys = {at: sent_key(topic.topic_id, dedup.key) for at, topic, dedup in keyed}
+        topics: dict[TopicName, TopicState] = {}
+        if self._sends:
+            names = list({each.topic: None for each in self._sends})
+            topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
+        keys: dict[int, bytes] = {}
+        for at, each in enumerate(self._sends):
+            if each.dedup is not None:
+                keys[at] = sent_key(topics[each.topic].topic_id, each.dedup.key)
         cancelled: list[tuple[TopicState, bytes, _CancelKey]] = []
         for asked in self._cancelled_keys.values():
             topic = engine.topics.get(asked.topic)
