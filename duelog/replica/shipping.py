@@ -543,12 +543,7 @@ class Shipping:
         self._looked_s = self.elapsed()
         shipped = self._shipped = claim(bucket, self._path, self._store_id, self._partition_ms)
         self._begins_anew |= shipped.gap
-        manifests = bucket.manifests()
-        while manifests and self.manifest is None:
-            try:
-                self.manifest = read_manifest(bucket, manifests.pop())
-            except ReplicaDamaged as error:
-                _log.error("%s", error)
+        self.manifest = self.manifest or self._newest_manifest()
         self._manifest_s = self.elapsed()
         if self.manifest is not None:  # as old as it is by the clocks of machines, but not yet to come
             self._manifest_s -= min(max(self._clock.now_ms() - self.manifest.taken_ms, 0), MANIFEST_MS) / 1000
@@ -573,6 +568,15 @@ class Shipping:
             self.kept.passed(start >> 32)
             self._is_reached()
         self._note_waiting()
+
+    def _newest_manifest(self) -> Manifest | None:
+        """The newest manifest that is whole; None: there is none. Raises ReplicaUnreachable."""
+        for seq in reversed(self._bucket.manifests()):
+            try:
+                return read_manifest(self._bucket, seq)
+            except ReplicaDamaged as error:
+                _log.error("%s", error)
+        return None
 
     def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> tuple[int, str]:
         """Look at the last object of the log; the place from which on this store's groups follow it, and its owner."""
@@ -765,8 +769,9 @@ class Shipping:
         last = max(self._bucket.numbers(seq), default=0)
         if (found := find_object(self._bucket, last) if last else None) is not None:
             self._refuse_deposed(found.epoch, log_name(last))
-        for number in self._bucket.manifests()[-1:]:
-            self._refuse_deposed(read_manifest(self._bucket, number).epoch, f"the manifest at {number}")
+        newest = self._newest_manifest()
+        if newest is not None:
+            self._refuse_deposed(newest.epoch, f"the manifest at {newest.seq}")
 
     def _note_waiting(self) -> None:
         with self._wake:

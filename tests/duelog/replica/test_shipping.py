@@ -1,5 +1,6 @@
 """What is shipped, how doubts are settled, who is refused, and what a bucket that is down does to a store: nothing."""
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig, Sys
 from duelog.errors import ClockJumped, ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
 from duelog.metrics import OF_REPLICA
 from duelog.replica import identity
-from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name
+from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name, manifest_name
 from duelog.replica.log_object import unpack
 from duelog.replica.manifest import MAIN_START, Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
@@ -634,6 +635,17 @@ def test_manifests_are_made_though_the_clock_was_set_back(
         shipped(store, b"x")
         assert shipping.figures.manifests == manifests
         elapsed_s += 3_600
+
+
+def test_a_damaged_manifest_keeps_nothing_from_being_shipped(bucket: FaultyBucket, store: DelayedStore) -> None:
+    """Also behind a put that took long, which looks whether another leads. Before, none was shipped until a restart."""
+    shipped(store, b"1")
+    manifested(store)
+    bucket.put(manifest_name(bucket.manifests()[-1]), b"?")
+    shipping, elapsed = shipping_of(store), itertools.count(1_000_000, 100)
+    shipping.elapsed = lambda: next(elapsed)
+    shipped(store, b"2")
+    assert shipping.error is None
 
 
 @pytest.mark.parametrize("ships", ["the same", "the one before", "none"])
