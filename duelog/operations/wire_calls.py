@@ -487,6 +487,8 @@ class WireCalls:
                 self._use(topic.name, [producer])
                 encode = getattr(type(topic.sender), encoders[row.name])
                 encoded, now_ms = _called(row.name, encode, [topic.sender, *arguments], named)
+                if not (topic.exists() or encoded.dedups):  # what is refused makes no topic
+                    topic.sender.apply_policies(encoded.part(0, len(encoded)), now_ms)
                 ids = topic.producer(producer).send_encoded(encoded, now_ms, first, keep_ids=False)
                 return list(ids) if encoded.dedups else ids  # which of them were there before is told of each
         raise InvalidArgument("numbers", target, "expected [name of a producer, first number], of a batch")

@@ -159,7 +159,6 @@ def test_policies_are_kept_over_a_restart_at_every_scope(store: DelayedStore, op
     }
 
 
-@pytest.mark.inside
 def test_a_batch_with_one_delay_too_long_is_refused_in_full(store: DelayedStore) -> None:
     """Nothing of it is stored, and the error has the limit, what was asked and where the limit was set."""
     store.set_policies(DelayedDeliveryPolicies(max_delivery_delay_ms=1_000))
