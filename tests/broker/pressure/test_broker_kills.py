@@ -160,7 +160,7 @@ def test_a_wrong_broker_is_found(tmp_path: Path, mutant: str) -> None:
         broker.kill()
     expected = {
         "receipt_before_the_flush": "not stored",
-        "acknowledgement_forgotten": "after it was acknowledged",
+        "acknowledgement_forgotten": "came again",
         "acknowledgement_too_far": "never acknowledged",
         "early": "ms early",
     }[mutant]
