@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ _AS_TOLD = (0, -signal.SIGTERM, -signal.SIGINT)
 
 
 class Processes:
-    """Children of this process, which has one thread. SIGTERM and SIGINT are passed on to them."""
+    """Children of this process, which has one thread. SIGTERM and SIGINT are passed on to them; its end is SIGTERM."""
 
     def __init__(self, work: Callable[[], object], count: int) -> None:
         """work: what each does, until it is told to stop by a signal."""
@@ -58,12 +59,12 @@ class Processes:
         stopping, failed = False, 0
         try:
             for _ in range(self._count):
-                self._begin()
+                self._begin(pipe, end)
             while self._children or not stopping:
                 pause_s = None if stopping or len(self._children) == self._count else _PAUSE_S
                 if not select.select([pipe], (), (), pause_s)[0]:
                     while len(self._children) < self._count:
-                        self._begin()
+                        self._begin(pipe, end)
                     continue
                 (number,) = os.read(pipe, 1)
                 if number == signal.SIGCHLD:
@@ -92,7 +93,7 @@ class Processes:
         self._children -= ended.keys()
         return {child: os.waitstatus_to_exitcode(status) for child, status in ended.items()}
 
-    def _begin(self) -> None:
+    def _begin(self, pipe: int, end: int) -> None:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the pipe would have a signal of the child
         child = os.fork()
         if child:
@@ -106,6 +107,8 @@ class Processes:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(end)  # the parent alone has it then
+            threading.Thread(target=_end_with_parent, args=[pipe], daemon=True).start()
             self._work()
             status = 0
         except DuelogError as error:
@@ -114,6 +117,14 @@ class Processes:
             traceback.print_exc()
         finally:
             os._exit(status)
+
+
+def _end_with_parent(pipe: int) -> None:
+    """Stop this process once nobody has the other end of the parent's pipe any more: it was killed."""
+    hanging_up = select.poll()
+    hanging_up.register(pipe, 0)
+    hanging_up.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:

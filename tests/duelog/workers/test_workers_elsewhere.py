@@ -334,6 +334,24 @@ def handle(message: ReceivedMessage) -> None:
 """
 
 
+def two_processes(store: DelayedStore) -> list[str]:
+    """The command that runs the tasks of a directory in two."""
+    main = f"import sys; sys.path.append({str(ROOT)!r}); from duelog.tools.cli.main import main; main()"
+    return [sys.executable, "-c", main, "worker", "tasks:worker", "--connect", str(store.path), "--processes", "2"]
+
+
+@pytest.mark.kill
+def test_processes_whose_parent_is_killed_end(store: DelayedStore, tmp_path: Path) -> None:
+    """They ran on beside those that the next command began, with the program as it was."""
+    (tmp_path / "tasks.py").write_text(TASKS.format(out=str(tmp_path)))
+    store.topic("t").subscribe("w", type="shared").close()
+    with subprocess.Popen(two_processes(store), cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        until(lambda: store.topic("t").subscription("w").stats().consumers == 2)
+        process.kill()
+        _, said = process.communicate(timeout=WAIT_S)  # to the end of all that have it
+    assert said.count(b"worker w ends") == 2
+
+
 @pytest.mark.kill
 def test_processes_of_the_command_share_the_work_and_one_that_is_killed_is_begun_again(
     store: DelayedStore, tmp_path: Path
@@ -343,12 +361,7 @@ def test_processes_of_the_command_share_the_work_and_one_that_is_killed_is_begun
     out.mkdir()
     (tmp_path / "tasks.py").write_text(TASKS.format(out=str(out)))
     store.topic("t").subscribe("w", type="shared").close()
-    main = f"import sys; sys.path.append({str(ROOT)!r}); from duelog.tools.cli.main import main; main()"
-    command = [
-        sys.executable, "-c", main,
-        "worker", "tasks:worker", "--connect", str(store.path), "--processes", "2",
-    ]  # fmt: skip
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(two_processes(store), cwd=tmp_path, stderr=subprocess.PIPE) as process:
         numbers = iter(range(10_000))
 
         def workers(besides: frozenset[int] = frozenset()) -> set[int]:
