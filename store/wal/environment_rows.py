@@ -95,10 +95,11 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
     starts_ms, ledger_ids, firsts, counts = array("q"), array("Q"), array("I"), array("I")
     made: list[LedgerRow] = []
     positions, lengths = array("q"), array("I")
+    run, of_several = RowKind.RUN, RowKind.BATCH  # to look a member up takes as long as to unpack a row
     for group in groups:
         position, content = group.position, group.content
         for kind, start_ms, begin, middle, end in group.heads():
-            if kind == RowKind.RUN:
+            if kind == run:
                 ledger_id, first = split_run_key(content, begin)
                 value = bytes(content[middle:end])  # of which the garbage collector knows nothing
                 _, _, _, flags, count, _, _, spare = HEADER.unpack_from(value)
@@ -109,7 +110,7 @@ def rows_by_environment(groups: Iterable[Group]) -> dict[int, EnvironmentRows]:
                 counts.append(count + skipped)
                 made.append(WholeRun(first, first + count, value))
                 lengths.append(1)
-            elif kind == RowKind.BATCH:
+            elif kind == of_several:
                 batch = ScatteredBatch(content[middle:end])
                 starts_ms += batch.starts_ms
                 ledger_ids += batch.ledger_ids
