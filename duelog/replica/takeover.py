@@ -47,13 +47,24 @@ def renew_ids(engine: Engine) -> None:
 
     write(pass_over)
     now_ms = engine.clock.now_ms()
-    for name in list(engine.topics.names()):
-        log = engine.topics.get(TopicName.parse(name)).log
-        write(lambda group: log.begin_ledger(group.main, now_ms))  # noqa: B023 - it is called here
+    names = list(engine.topics.names())
+    for start in range(0, len(names), _LOGS_A_GROUP):
+        write(_in_new_ledgers(engine, names[start : start + _LOGS_A_GROUP], now_ms))
     for partition in engine.storage.partitions.held(lambda each: each.state is PartitionState.OPEN, partial=True):
         topic_ids = [log.topic_id for log in partition.logs()]
         for start in range(0, len(topic_ids), _LOGS_A_GROUP):
             write(_skipping(partition, topic_ids[start : start + _LOGS_A_GROUP]))
+
+
+def _in_new_ledgers(engine: Engine, names: list[str], now_ms: int) -> Callable[[WriteBatch], None]:
+    """The unit of work that has main logs go on in new ledgers."""
+    logs = [engine.topics.get(TopicName.parse(name)).log for name in names]
+
+    def work(group: WriteBatch) -> None:
+        for log in logs:
+            log.begin_ledger(group.main, now_ms)
+
+    return work
 
 
 def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatch], None]:

@@ -7,6 +7,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.errors import DocumentChanged
 from duelog.replica.shipping import ENTRIES
+from duelog.replica.takeover import renew_ids
 from duelog.tools.audit.store_audit import audit_store
 from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship
 from tests.duelog.side_by_side import crashed
@@ -101,3 +102,15 @@ def test_a_crash_amid_the_takeover_commit_is_survived(bucket: FaultyBucket, tmp_
         again._engine.writer().apply_all()
         assert list(again.check(deep=True)) == []
     assert audit_store(copy, as_of_ms=clock.now_ms()).findings == []
+
+
+def test_a_takeover_of_many_topics_flushes_few_groups(tmp_path: Path, clock: ManualClock) -> None:
+    """One for each of them is a minute where a flush takes 5 ms, and nobody leads meanwhile."""
+    with DelayedStore.open(tmp_path / "store", clock=clock) as store:
+        names = [f"t{at}" for at in range(1_200)]
+        old = store.send_batch([(name, Message(b"x")) for name in names])
+        before = store._engine.writer().counts.commits
+        renew_ids(store._engine)
+        assert store._engine.writer().counts.commits - before < 10
+        new = store.send_batch([(name, Message(b"x")) for name in names])
+        assert max(each.ledger_id for each in old) < min(each.ledger_id for each in new)
