@@ -670,7 +670,7 @@ class Read(Reading):
         try:
             if self._raw is not None:
                 self._raw.abort()
-        finally:  # an interrupt may come first, and a program that has caught it may write
+        finally:  # here, not by a call of Reading's: an interrupt that comes as that begins would leave the token
             self._gate.inside.pop(self._token, None)
             self._gate.notify()
         if isinstance(error, lmdb.Error):
