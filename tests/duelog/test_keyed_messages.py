@@ -176,18 +176,15 @@ Step = list[Asked] | int
 STEPS = st.lists(st.lists(ASKED, max_size=8) | st.sampled_from((10_000, 20_000, 3_600_000)), max_size=6)
 
 
+def asked(message: Message) -> dict[str, Any]:
+    """The arguments of a send of it alone, besides its payload."""
+    names = ("deliver_after", "dedup_key", "dedup_for", "replace")
+    return {name: getattr(message, name) for name in names}
+
+
 def by_one(store: DelayedStore, batch: list[tuple[str, Message]]) -> list[MessageId]:
     """Each sent alone."""
-    return [
-        store.topic(topic).send(
-            each.payload,
-            deliver_after=each.deliver_after,
-            dedup_key=each.dedup_key,
-            dedup_for=each.dedup_for,
-            replace=each.replace,
-        )
-        for topic, each in batch
-    ]
+    return [store.topic(topic).send(each.payload, **asked(each)) for topic, each in batch]
 
 
 def together(store: DelayedStore, batch: list[tuple[str, Message]]) -> list[MessageId]:
@@ -209,15 +206,7 @@ def without_waiting(store: DelayedStore, batch: list[tuple[str, Message]]) -> li
     futures = []
     with held_up(store):
         for topic, each in batch:
-            futures.append(
-                store.topic(topic).send_async(
-                    each.payload,
-                    deliver_after=each.deliver_after,
-                    dedup_key=each.dedup_key,
-                    dedup_for=each.dedup_for,
-                    replace=each.replace,
-                )
-            )
+            futures.append(store.topic(topic).send_async(each.payload, **asked(each)))
     return [future.result(60) for future in futures]
 
 

@@ -93,6 +93,13 @@ class Bench:
         self.pass_lease()
         assert follower.step()
 
+    def close_cut_off(self) -> None:
+        """Have the leader take a message that it cannot ship, and close."""
+        self.bucket.is_down = True
+        self.send(b"told")
+        self.leader.close()
+        self.bucket.is_down = False
+
     def waiting(self, name: str) -> set[bytes]:
         """The payloads that wait in topic a of a machine, whose store is whole."""
         with self.open(name) as store:
@@ -493,10 +500,7 @@ def test_a_bucket_that_does_not_answer_leaves_the_tail_until_it_does(bench: Benc
     """Before, the directory was set aside with an empty list: nothing of it was sent again."""
     ship(bench.leader)
     follower = bench.follow("two")
-    bench.bucket.is_down = True
-    bench.send(b"told")
-    bench.leader.close()
-    bench.bucket.is_down = False
+    bench.close_cut_off()
     bench.take_over(follower)
     cut_off = patch("duelog.replica.set_aside.read_object", raising(ReplicaUnreachable(URL, "is cut off")))
     with cut_off, pytest.raises(ReplicaUnreachable):
@@ -539,10 +543,7 @@ def test_a_tail_behind_a_fence_that_was_pruned_is_kept(bench: Bench) -> None:
     """The log that is left begins behind it: nothing says any more what was not shipped. Before, it was removed."""
     ship(bench.leader)
     follower = bench.follow("two")
-    bench.bucket.is_down = True
-    bench.send(b"told")
-    bench.leader.close()
-    bench.bucket.is_down = False
+    bench.close_cut_off()
     bench.take_over(follower)
     with bench.open("two") as second:
         second.topic("a").send(b"later", deliver_after=DAY_S)
@@ -559,10 +560,7 @@ def test_what_was_set_aside_is_not_replaced(bench: Bench) -> None:
     """By the same directory that comes again from a backup: which of the two is to stay is for a person to say."""
     ship(bench.leader)
     follower = bench.follow("two")
-    bench.bucket.is_down = True
-    bench.send(b"told")
-    bench.leader.close()
-    bench.bucket.is_down = False
+    bench.close_cut_off()
     shutil.copytree(bench.path / "one", bench.path / "backup")
     bench.take_over(follower)
     bench.follow("one")
@@ -577,12 +575,9 @@ def test_a_tail_that_was_given_up_leaves_the_whole_directory_aside(bench: Bench)
     """Its log does not say what was not shipped, so that nothing may be removed."""
     bench.ship(b"shipped")
     follower = bench.follow("two")
-    bench.bucket.is_down = True
-    bench.send(b"told")
-    bench.leader.close()
+    bench.close_cut_off()
     for kept in (bench.path / "one" / "wal").glob("*.kept"):
         kept.unlink()
-    bench.bucket.is_down = False
     bench.take_over(follower)
     bench.follow("one")
     assert read_aside(bench.path / "one") == {1: []}

@@ -56,14 +56,20 @@ def test_a_cumulative_acknowledgement_past_what_was_read_leaves_what_is_not_due(
     assert payloads(reader) == [b"1", b"3", b"5", b"7"]
 
 
-def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_behind_it(open_store: OpenStore) -> None:
-    """A marker of the next few ms lies before a message whose id is known: acknowledging that skips neither."""
+def written_ahead(open_store: OpenStore) -> tuple[LeadingClock, Topic, Subscription]:
+    """A subscription whose topic has a marker of a message that is due in 3 ms."""
     clock = LeadingClock(START_MS)
     store = open_store(config=StoreConfig(partition_ms=HOUR_MS), clock_=clock)
     topic = store.topic("t")
     subscription = topic.subscribe("s")
     topic.send(b"ahead", deliver_after=0.003)
     assert store.tick().fired == 1
+    return clock, topic, subscription
+
+
+def test_what_was_written_ahead_of_its_time_is_not_acknowledged_by_what_lies_behind_it(open_store: OpenStore) -> None:
+    """A marker of the next few ms lies before a message whose id is known: acknowledging that skips neither."""
+    clock, topic, subscription = written_ahead(open_store)
     behind = topic.send(b"behind")
     assert subscription.ack_cumulative(behind) == 0
     assert subscription.receive(10) == []
@@ -144,12 +150,7 @@ def test_a_seek_forward_leaves_what_waits_inline_owed(
 
 def test_a_seek_forward_leaves_what_was_written_ahead_owed(open_store: OpenStore) -> None:
     """A marker of the next few ms is not due: a seek to a later time does not pass it."""
-    clock = LeadingClock(START_MS)
-    store = open_store(config=StoreConfig(partition_ms=HOUR_MS), clock_=clock)
-    topic = store.topic("t")
-    subscription = topic.subscribe("s")
-    topic.send(b"ahead", deliver_after=0.003)
-    assert store.tick().fired == 1
+    clock, _, subscription = written_ahead(open_store)
     subscription.seek(clock.now_ms() + HOUR_MS)
     clock.advance(3)
     assert payloads(subscription) == [b"ahead"]
