@@ -230,6 +230,7 @@ def restore(
                     (target / MARK).unlink()  # behind the move: what has no mark is not ours to remove
                 except BaseException:
                     if staged.exists():
+                        _clear(staged)
                         remove_tree(staged)
                     raise
         except ReplicaDamaged as error:
@@ -264,13 +265,21 @@ def take_place(field: str, target: Path, staged: Path, stranger: str) -> Place:
 
     What a killed process left there is removed. stranger: why it is not, where it has no mark. Raises InvalidArgument.
     """
-    if staged.exists():
-        if not (staged / MARK).exists():
-            raise InvalidArgument(field, str(target), f"{staged} is in the way, and {stranger}")
-        with closing(_locked(field, target, staged)):
-            remove_tree(staged)
+    if staged.exists() and any(staged.iterdir()) and not (staged / MARK).exists():
+        raise InvalidArgument(field, str(target), f"{staged} is in the way, and {stranger}")
     make_directory(staged)
-    return _locked(field, target, staged)
+    place = _locked(field, target, staged)
+    _clear(staged)
+    return place
+
+
+def _clear(staged: Path) -> None:
+    """Remove all but the mark, which says whose the rest is, should this process be killed."""
+    for left in staged.iterdir():
+        if left.is_dir():
+            remove_tree(left)
+        elif left.name != MARK:
+            left.unlink()
 
 
 def _locked(field: str, target: Path, staged: Path) -> Place:

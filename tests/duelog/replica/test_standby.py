@@ -30,7 +30,7 @@ from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Liste
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.replica_status import aside_of
-from duelog.replica.restoring import GapFound, take_place
+from duelog.replica.restoring import MARK, GapFound, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
 from duelog.replica.shipping import Shipping
 from duelog.store.wal.segment_file import SegmentFile
@@ -356,6 +356,26 @@ def test_a_standby_that_is_killed_begins_again(bench: Bench) -> None:
     bench.take_over(again)
     assert again.epoch == 3
     assert bench.waiting("two") == {b"1"}
+
+
+def test_a_restore_that_was_killed_as_it_removed_what_another_left_is_begun_again(
+    bench: Bench,
+) -> None:
+    """Its mark went with the rest, in any order: what was left was taken for a stranger's. So was an empty one."""
+    ship(bench.leader)
+    target, staged = bench.path / "r", bench.path / "r.restoring"
+    take_place("DIR", target, staged, "").close()
+    (staged / "main").mkdir()
+
+    def killed(path: Path) -> None:
+        (path / MARK).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    with patch("duelog.replica.restoring.remove_tree", killed), pytest.raises(KeyboardInterrupt):
+        restored(bench.bucket, target)
+    restored(bench.bucket, target)
+    staged.with_name("again.restoring").mkdir()
+    restored(bench.bucket, bench.path / "again")
 
 
 def test_of_two_processes_in_one_directory_the_second_is_refused(bench: Bench) -> None:
