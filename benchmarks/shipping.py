@@ -58,9 +58,9 @@ _REACH = {"one thread": (WAIT, 4, "ms"), "16 threads": (RATE, 4_000, "/s"), "bat
 class Forgetful(Bucket):
     """A copy whose groups go nowhere."""
 
-    def append(self, seq: int, content: Content) -> None:
+    def append(self, seq: int, content: Content, tries: int = 0) -> None:
         """Store the head of a log object."""
-        super().append(seq, content[:1])
+        super().append(seq, content[:1], tries)
 
 
 def opened(directory: Path, config: StoreConfig) -> DelayedStore:

@@ -28,8 +28,23 @@ if TYPE_CHECKING:
 LOG, MANIFESTS, FILES, COMPACTED = "log", "snap", "files", "compacted"
 """Folders under the prefix."""
 
-_TIMEOUTS: dict[str, Any] = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
-_NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
+_ANSWER_S = 30.0
+"""How long an answer may take, from the request on, and what is read between two parts of it."""
+
+_CONNECT_S = 5.0
+_CONTENT_S = 86_400
+"""How long all of a file may take."""
+
+_ANSWERS = 4
+"""Answers that fail to come, one after the other, in a lease."""
+
+_TRIES = 8
+"""Tries of one put, at the most, each of which has twice the time of the one before."""
+
+_BYTES_A_S = 1_000_000
+"""The slowest way on which a put is not given up before its time."""
+
+_NO_RETRIES: dict[str, Any] = {"max_retries": 0, "retry_timeout": timedelta(seconds=_ANSWER_S)}
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 _LONGEST_REASON = 300
 _PIECE_BYTES = 1 << 20
@@ -85,15 +100,48 @@ class Bucket:
         self._taken = obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError
         self._failed = obstore.exceptions.BaseError
         self._check: Callable[[], None] = lambda: None
-        if store is None:
-            options: dict[str, Any] = {"client_options": _TIMEOUTS, "retry_config": _NO_RETRIES}
-            if url.startswith("file:"):
-                options = {"mkdir": True, "automatic_cleanup": True}
-            elif url.startswith("memory:"):
-                options = {}
-            with self._answered():
-                store = obstore.store.from_url(url, **options)
-        self._store = store
+        self._answer_s = _ANSWER_S
+        self._is_remote = store is None and not url.startswith(("file:", "memory:"))
+        self._clients: dict[float, ObjectStore] = {}
+        """By how long they wait for an answer, where that is not as usual."""
+        self._store = self._connected(_ANSWER_S) if store is None else store
+
+    def _connected(self, answer_s: float) -> ObjectStore:
+        options: dict[str, Any] = {"client_options": _timeouts(answer_s), "retry_config": _NO_RETRIES}
+        if self.url.startswith("file:"):
+            options = {"mkdir": True, "automatic_cleanup": True}
+        elif self.url.startswith("memory:"):
+            options = {}
+        with self._answered():
+            found: ObjectStore = self._api.store.from_url(self.url, **options)
+            return found
+
+    def for_lease(self, lease_ms: int | None) -> Bucket:
+        """The same objects, asked so that in a lease there is time to ask again where no answer comes.
+
+        That holds for the log, manifests, and all else that is small. What puts or reads files, and whoever removes
+        objects, waits as long as without a lease: None.
+        """
+        if not self._is_remote:
+            return self
+        bucket = copy(self)
+        bucket._answer_s = _ANSWER_S if lease_ms is None else min(lease_ms / 1000 / _ANSWERS, _ANSWER_S)
+        return bucket
+
+    def _client(self, size: int = 0, tries: int = 0) -> ObjectStore:
+        """The client for what is small; a put of a larger `size` has longer, and one that was tried in vain twice that.
+
+        So what is large for its way is stored in the end, though the lease passes meanwhile.
+        """
+        answer_s = self._answer_s * 2 ** min(tries, _TRIES)
+        while answer_s < _ANSWER_S and size > answer_s * _BYTES_A_S:
+            answer_s *= 2
+        answer_s = min(answer_s, _ANSWER_S)
+        if answer_s == _ANSWER_S:
+            return self._store
+        if answer_s not in self._clients:
+            self._clients[answer_s] = self._connected(answer_s)
+        return self._clients[answer_s]
 
     def checked(self, check: Callable[[], None]) -> Bucket:
         """The same objects, by calls that raise what `check` raises, also between the pages of a listing."""
@@ -111,9 +159,12 @@ class Bucket:
 
     # -- the log -----------------------------------------------------------------------------------
 
-    def append(self, seq: int, content: Content) -> None:
-        """Create the log object of a number. Raises AlreadyThere; ReplicaUnreachable: it may be there, or come yet."""
-        self.create(log_name(seq), content)
+    def append(self, seq: int, content: Content, tries: int = 0) -> None:
+        """Create the log object of a number. `tries`: how often that was tried before, in vain.
+
+        Raises AlreadyThere; ReplicaUnreachable: it may be there, or come yet.
+        """
+        self.create(log_name(seq), content, tries)
 
     def read(self, seq: int) -> bytes | None:
         """The log object of a number; None: there is none."""
@@ -150,12 +201,13 @@ class Bucket:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def create(self, name: str, content: Content) -> None:
-        """Create an object that is not there. Raises as `append`."""
+    def create(self, name: str, content: Content, tries: int = 0) -> None:
+        """Create an object that is not there. Arguments and errors as of `append`."""
         try:
             with self._answered():
                 try:
-                    self._api.put(self._store, name, content, mode="create", use_multipart=False)
+                    client = self._client(_size(content), tries)
+                    self._api.put(client, name, content, mode="create", use_multipart=False)
                 except self._taken as error:
                     raise AlreadyThere(name) from error
         except NotImplementedError as error:
@@ -163,14 +215,15 @@ class Bucket:
 
     def put(self, name: str, content: Content | Path) -> None:
         """Create or replace an object, by a file in parts where it is large."""
+        client = self._store if isinstance(content, Path) else self._client(_size(content))
         with self._answered():
-            self._api.put(self._store, name, content)
+            self._api.put(client, name, content)
 
     def get(self, name: str) -> bytes | None:
         """The content of an object; None: there is none."""
         with self._answered():
             try:
-                return bytes(self._api.get(self._store, name).bytes())
+                return bytes(self._api.get(self._client(), name).bytes())
             except FileNotFoundError:
                 return None
 
@@ -197,8 +250,9 @@ class Bucket:
     def listing(self, folder: str, offset: str | None = None) -> list[Listed]:
         """The objects in a folder whose names come after `offset`."""
         found: list[Listed] = []
+        client = self._client() if folder in (LOG, MANIFESTS) else self._store
         with self._answered():
-            for page in self._api.list(self._store, folder, offset=offset, chunk_size=_PAGE):
+            for page in self._api.list(client, folder, offset=offset, chunk_size=_PAGE):
                 self._check()
                 found += [Listed(each["path"], each["size"], each["last_modified"]) for each in page]
         return found
@@ -215,6 +269,23 @@ class Bucket:
                             self._api.delete(self._store, name)
                         except FileNotFoundError:
                             continue
+
+
+def _size(content: Content) -> int:
+    return len(content) if isinstance(content, bytes) else sum(map(len, content))
+
+
+def _timeouts(answer_s: float) -> dict[str, Any]:
+    """The options of a client that waits so long for an answer: of a put until it is stored, of what is read each part.
+
+    `timeout` would end the reading of a large file, however fast it comes.
+    """
+    return {
+        "read_timeout": timedelta(seconds=answer_s),
+        "connect_timeout": timedelta(seconds=min(answer_s, _CONNECT_S)),
+        "timeout": timedelta(seconds=_CONTENT_S),
+        "allow_http": True,
+    }
 
 
 def log_name(seq: int) -> str:

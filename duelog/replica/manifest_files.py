@@ -149,7 +149,8 @@ class ManifestFiles:
     def prune(self, newest: Manifest, now_ms: int) -> None:
         """Remove what no restore within the retention needs. Raises ReplicaUnreachable, ClosedError, ClockJumped."""
         self._engine.upkeep.maintenance.read_clock()  # by one that has jumped all but the newest would go
-        config, bucket = self._engine.storage.config, self._bucket.checked(self._refuse_closing)
+        config = self._engine.storage.config
+        bucket = self._bucket.for_lease(None).checked(self._refuse_closing)
         prune(bucket, now_ms, config.replica_retention_ms, making=newest.epoch)
 
     def _refuse_closing(self) -> None:

@@ -209,6 +209,8 @@ class Shipping:
         self._tried: LogObject | None = None
         self._tried_s = 0.0
         """The last object that was tried, and when first, by `elapsed`."""
+        self._tries = 0
+        """How often it was tried in vain."""
         self._marks: deque[tuple[int, int]] = deque()
         """(time, place): every group before the place was written by then; those that are not shipped."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=_SHIPPED_KEPT)
@@ -718,15 +720,16 @@ class Shipping:
         """Have an object be stored, or raise with it pending. Raises ForkFound, ReplicaUnreachable."""
         begun = time.perf_counter()
         if self._tried is not made:
-            self._tried, self._tried_s = made, self.elapsed()
+            self._tried, self._tried_s, self._tries = made, self.elapsed(), 0
         try:
-            self._bucket.append(made.seq, content)
+            self._bucket.append(made.seq, content, self._tries)
         except AlreadyThere:
             if not self._read_back(made, content):  # S3 says so (409) where another creation was under way, and failed
                 raise ReplicaUnreachable(
                     self._bucket.url, f"{log_name(made.seq)} was refused, and is not there"
                 ) from None
         except ReplicaUnreachable:
+            self._tries += 1
             if not self._read_back(made, content):
                 raise
             self.figures.failures += 1  # it was stored, and its answer lost
@@ -936,4 +939,4 @@ class Shipping:
 
 def open_shipping(path: Path, store_id: bytes, config: StoreConfig, clock: Clock) -> Shipping:
     """Prepare the shipping of a store with `replica`. Raises InvalidArgument, ReplicaRefused."""
-    return Shipping(path, store_id, config, clock, Bucket(config.replica or ""))
+    return Shipping(path, store_id, config, clock, Bucket(config.replica or "").for_lease(config.lease_ms))

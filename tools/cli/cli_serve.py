@@ -221,7 +221,8 @@ def serve(
         raise InvalidArgument("--standby", True, "needs --replica, the copy that it follows")
 
     async def by_turns() -> None:
-        following = Standby(store.absolute(), Bucket(settings.replica or ""), lease_ms=settings.lease_ms or 0)
+        bucket = Bucket(settings.replica or "").for_lease(settings.lease_ms)
+        following = Standby(store.absolute(), bucket, lease_ms=settings.lease_ms or 0)
         await Turns(
             following,
             chosen,

@@ -39,7 +39,7 @@ class FaultyBucket(Bucket):
             if self.get(name) is None:
                 super().put(name, content)
 
-    def create(self, name: str, content: Content) -> None:
+    def create(self, name: str, content: Content, tries: int = 0) -> None:
         """Create an object, or fail as the next fault says."""
         self.before_creation(name)
         if self.is_down:

@@ -12,7 +12,7 @@ Or requests are changed, and held up, as a test says; then nothing else goes wro
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from random import Random
 
 FAULTS = ("lost", "late", "twice", "500", "503", "409")
@@ -34,28 +34,31 @@ class Proxy:
         """Puts of log objects."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one request on, or not, and close the connection."""
-        with suppress(OSError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            lines = head.decode().split("\r\n")
-            fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
-            request = head + await reader.readexactly(int(fields.get("content-length", 0)))
-            fault, method, path = None, *lines[0].split()[:2]
-            if self._change is not None:
-                request = await self._change(request)
-            elif method == "PUT" and "/log/" in path:
-                self.puts += 1
-                fault = self._random.choice((*FAULTS, *(None for _ in FAULTS)))
-            if fault == "late":
-                self._late.add(asyncio.ensure_future(self._pass_on(request)))
-            if fault in ("lost", "twice", "500"):
-                await self._pass_on(request)
-            if fault in _ANSWERS:
-                writer.write(f"HTTP/1.1 {_ANSWERS[fault]}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
-            elif fault in (None, "twice"):
-                writer.write(await self._pass_on(request))
-            await writer.drain()
-        writer.close()
+        """Answer one request, and close the connection."""
+        with closing(writer), suppress(OSError, asyncio.IncompleteReadError):
+            await self.answer(reader, writer)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one request on, or not."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        request = head + await reader.readexactly(int(fields.get("content-length", 0)))
+        fault, method, path = None, *lines[0].split()[:2]
+        if self._change is not None:
+            request = await self._change(request)
+        elif method == "PUT" and "/log/" in path:
+            self.puts += 1
+            fault = self._random.choice((*FAULTS, *(None for _ in FAULTS)))
+        if fault == "late":
+            self._late.add(asyncio.ensure_future(self._pass_on(request)))
+        if fault in ("lost", "twice", "500"):
+            await self._pass_on(request)
+        if fault in _ANSWERS:
+            writer.write(f"HTTP/1.1 {_ANSWERS[fault]}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+        elif fault in (None, "twice"):
+            writer.write(await self._pass_on(request))
+        await writer.drain()
 
     async def _pass_on(self, request: bytes) -> bytes:
         """Send a request on; the answer."""
@@ -68,9 +71,11 @@ class Proxy:
 
 
 @contextmanager
-def proxy(target: str, seed: int = 0, change: Change | None = None) -> Iterator[tuple[str, Proxy]]:
+def proxy(
+    target: str, seed: int = 0, change: Change | None = None, kind: type[Proxy] = Proxy
+) -> Iterator[tuple[str, Proxy]]:
     """The address of a proxy before a server, and the proxy."""
-    made, loop = Proxy(target, seed, change), asyncio.new_event_loop()
+    made, loop = kind(target, seed, change), asyncio.new_event_loop()
     server = loop.run_until_complete(asyncio.start_server(made.serve, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

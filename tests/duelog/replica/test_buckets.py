@@ -1,5 +1,7 @@
 """The port against real stores: a directory, memory, and an S3 server; the same calls, the same outcomes."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -14,7 +16,7 @@ from duelog.replica.identity import probe
 from duelog.replica.manifest import read_manifest
 from tests.conftest import START_MS, in_threads, present
 from tests.duelog.replica.faulty import log_of, restored, ship
-from tests.duelog.replica.proxy import proxy
+from tests.duelog.replica.proxy import Proxy, proxy
 from tests.duelog.replica.seaweed import KEYS, seaweed
 from tests.proof import length
 from tests.tools.command_line import json_of, ok, run
@@ -236,6 +238,67 @@ def test_a_backup_of_a_store_with_a_copy_is_a_manifest(tmp_path: Path) -> None:
     restored(copy, tmp_path / "restored", at_ms=taken_ms)
     with DelayedStore.open(tmp_path / "restored") as again:
         assert [message.payload for message in again.topic("a").scheduled()] == [b"x"]
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials in the environment."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_call_that_hangs_leaves_time_in_the_lease_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put, a read, a listing. Before, each took 30 s, and the lease had passed; without a lease they still do.
+
+    A put that is large, or was tried before, has longer: on a slow way it is stored in the end.
+    """
+    hanging: list[asyncio.Future[bytes]] = []
+
+    async def hang(_: bytes) -> bytes:
+        hanging.append(asyncio.get_running_loop().create_future())
+        return await hanging[-1]
+
+    with proxy("http://127.0.0.1:9", change=hang) as (address, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        usual = Bucket("s3://b/x")
+        bucket, begun_s = usual.for_lease(1_000), time.monotonic()
+        for call in (lambda: bucket.append(1, b""), lambda: bucket.read(1), bucket.numbers):
+            with pytest.raises(ReplicaUnreachable):
+                call()
+        assert time.monotonic() - begun_s < 20
+        assert len(hanging) == 3
+        assert bucket._client(1_000_000) is bucket._client(0, 2)
+        assert bucket._client(30_000_000) is bucket._client(0, 9) is usual._client()
+        assert bucket.for_lease(None)._client() is usual._client()
+
+
+class Slow(Proxy):
+    """Answers by itself, at the pace of a slow network: 300 KiB in 3.5 s."""
+
+    PARTS, PART = 300, bytes(1 << 10)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Give part after part."""
+        await reader.readuntil(b"\r\n\r\n")
+        length, until_s = self.PARTS * len(self.PART), time.monotonic() + 3.5
+        modified = "last-modified: Mon, 23 Nov 2026 10:00:00 GMT"
+        writer.write(f"HTTP/1.1 200 OK\r\n{modified}\r\ncontent-length: {length}\r\n\r\n".encode())
+        for number in range(self.PARTS):
+            while time.monotonic() < until_s - (self.PARTS - number) * 0.01:
+                await asyncio.sleep(0.005)
+            writer.write(self.PART)
+            await writer.drain()
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_file_that_takes_longer_than_an_answer_may_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it comes. Before, a file for which 30 s were too short could not be restored."""
+    monkeypatch.setattr("duelog.replica.bucket._ANSWER_S", 3.0)
+    with proxy("http://127.0.0.1:9", kind=Slow) as (address, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        pieces = present(Bucket("s3://b/x").download("files/slow.mdb"))
+        assert sum(map(len, pieces)) == Slow.PARTS * len(Slow.PART)
 
 
 def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -413,7 +413,7 @@ def test_an_idle_store_puts_nothing(bucket: FaultyBucket, store: DelayedStore, c
 class LyingBucket(FaultyBucket):
     """A bucket that takes no notice of conditions."""
 
-    def create(self, name: str, content: Content) -> None:
+    def create(self, name: str, content: Content, tries: int = 0) -> None:
         """Replace what is there."""
         self.put(name, content)
 

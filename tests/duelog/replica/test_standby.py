@@ -833,7 +833,7 @@ def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(bench: Bench) 
         assert waiting(store) == {b"%d" % number for number in range(next(numbers))}
 
 
-def overwriting(bucket: FaultyBucket, seq: int, content: Content) -> None:
+def overwriting(bucket: FaultyBucket, seq: int, content: Content, tries: int = 0) -> None:
     """Put a log object, whether its number is taken or not."""
     try:
         bucket.create(log_name(seq), content)
