@@ -2,8 +2,8 @@
 
 A segment that is applied would be used again. One that has groups to be shipped is put aside in wal/ as NUMBER.kept
 until the tail has passed it (`KeptLog`), where recovery and readers do not look. Body files have a second name in
-wal/bodies/: one that goes with its ledger or its partition stays there until the groups that name it are passed. A
-group that is read back is read with the bodies that it names; the last that were appended are in memory with theirs.
+wal/bodies/: one that goes with its ledger or its partition stays there until the groups that name it are passed. The
+last groups that were appended are in memory, but not the bodies that they name: those are mapped as they are shipped.
 """
 
 import os
@@ -17,6 +17,7 @@ from duelog.partitions.partition import environment_path
 from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
 from duelog.store.env.body_file import BodyMaps, BodyReader, body_files
+from duelog.store.errors import StoreUnavailable
 from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
 from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -173,10 +174,10 @@ class LogTail:
         """The place of the next group."""
         return place_of(self._number, self._sequence)
 
-    def heard(self, group: RawGroup, size: int) -> None:
-        """Keep a group of `size` bytes, just appended, until it is taken or others want the space. For the leader."""
+    def heard(self, group: RawGroup) -> None:
+        """Keep a group, just appended, until it is taken or others want the space. For the leader."""
         with self._lock:
-            self._heard_bytes += size
+            self._heard_bytes += len(group.content)
             self._heard.append(group)
             if self._heard_bytes > _HEARD_BYTES:
                 self._heard.clear()
@@ -189,12 +190,11 @@ class LogTail:
         with self._lock:
             while self._heard and self._heard[0].position <= place < until and most_bytes > 0:
                 group = self._heard.popleft()
-                size = group.size
-                self._heard_bytes -= size
+                self._heard_bytes -= len(group.content)
                 if group.position == place:
                     groups.append(group)
                     place += 1
-                    most_bytes -= size
+                    most_bytes -= group.size
         return groups
 
     @property
@@ -225,7 +225,10 @@ class LogTail:
         return group
 
     def _with_bodies(self, group: RawGroup) -> RawGroup:
-        """A group that was read from the disk with the bodies that it names. Raises LogLost."""
+        """A group with the bodies that it names, mapped: in memory of this process they would be cold, and its own.
+
+        Raises LogLost.
+        """
         kept, found = BodyReader(BodyMaps(str(self._directory))), []
         for start_ms, ledger_id, at, length in group.bodies_apart():
             bodies = kept(ledger_id, at, length)
@@ -235,22 +238,28 @@ class LogTail:
             if len(bodies) < length:
                 raise LogLost(f"bodies that group {group.position} of the log names are gone")
             found.append(bodies)
-        return group._replace(bodies=found)
+        return group._replace(bodies=found, apart=())
 
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
 
-        REQUIRES: everything before `until` is in the log. Raises LogLost.
+        REQUIRES: everything before `until` is in the log. Raises LogLost, ResourceShortage, NoPermission,
+        StoreUnavailable: for the group at `place`, and what was read before it is not lost.
         """
         groups: list[RawGroup] = []
         size = 0
         while self.place < until and size < most_bytes:
-            following = self._from_memory(until, most_bytes - size) or [self._with_bodies(self._from_disk())]
-            for group in following:
-                self._passed(group)
-                if group.row_count:
-                    groups.append(group)
-                    size += group.size
+            try:
+                for group in self._from_memory(until, most_bytes - size) or [self._with_bodies(self._from_disk())]:
+                    whole = self._with_bodies(group) if group.apart else group
+                    self._passed(group)
+                    if group.row_count:
+                        groups.append(whole)
+                        size += group.size
+            except (LogLost, StoreUnavailable):
+                if not groups:
+                    raise
+                break  # the next call meets it again
         return groups
 
     def rest(self) -> Iterator[RawGroup]:

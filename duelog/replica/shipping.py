@@ -286,7 +286,7 @@ class Shipping:
         """Hear of a group that was appended. For the leader of the WAL writer."""
         size, tail = group.size, self._tail
         if tail is not None:
-            tail.heard(group, size)
+            tail.heard(group)
         self._waiting_bytes += size
         self._waiting_groups += 1
         self._appended_bytes += size

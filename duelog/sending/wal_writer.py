@@ -165,7 +165,7 @@ class WalWriter:
             content, weight, position = batch.content, batch.weight, 0
             if weight:
                 size = content.size
-                if len(units) > 1 and size + content.apart > self.largest_group:
+                if len(units) > 1 and size + sum([each.length for each in content.apart]) > self.largest_group:
                     return self._halves(units)
                 if size > self._largest_unit:
                     current = units[0]

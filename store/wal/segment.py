@@ -94,15 +94,24 @@ class Row(NamedTuple):
     value: Buffer
 
 
+class Apart(NamedTuple):
+    """Bodies in the body file of a ledger of the partition that begins at `start_ms`: from byte `at` on, so many."""
+
+    start_ms: int
+    ledger_id: int
+    at: int
+    length: int
+
+
 class GroupContent(NamedTuple):
     """The rows of a group as they are written: how many, and their bytes.
 
-    bodies: those that lie in body files, in the order of the rows.
+    apart: where bodies lie in body files, in the order of the rows.
     """
 
     row_count: int
     content: Buffer
-    bodies: Sequence[Buffer] = ()
+    apart: Sequence[Apart] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "GroupContent":
@@ -116,11 +125,6 @@ class GroupContent(NamedTuple):
     def size(self) -> int:
         """Upper bound of the bytes that they take in a segment as one group."""
         return _CRC.size + _GROUP.size + SECTOR + len(self.content)
-
-    @property
-    def apart(self) -> int:
-        """How many bytes more they would be with the bodies that lie in body files."""
-        return sum(map(len, self.bodies))
 
     def heads(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Iterate over kind, start, and the bytes at which key and value begin, and the row ends, of each of them."""
@@ -258,13 +262,13 @@ class Segment:
 
         One that was interrupted (KeyboardInterrupt) may be there or not: no other may follow it.
         """
-        row_count, content, bodies = rows
+        row_count, content, apart = rows
         header = _GROUP.pack(self.number, self._sequence, self._flushed, row_count, len(content))
         crc = crc32(content, crc32(header, _seed(self._at, self._store_id)))
         group = b"".join((_CRC.pack(crc), header, content))
         if self._at + len(group) > self.size:
             raise BrokenInvariant(f"{self._path}: a group of {len(group)} bytes does not fit at {self._at}")
-        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group, bodies)
+        raw = RawGroup(place_of(self.number, self._sequence), self._at, row_count, group, apart=apart)
         follows, sequence = _aligned(self._at + len(group)), self._sequence + 1
         if flush and self._flushed == self._sequence:
             self._file.write_through(group, self._at)
@@ -425,7 +429,7 @@ class RawGroup(NamedTuple):
     """A group as it lies in a segment: its place, the byte that it begins at, its row count, and all of its bytes.
 
     bodies: those that its rows name in body files, in the order of the rows, of one that has them with it; as it is
-    read from a log object they follow its own bytes in `content`.
+    read from a log object they follow its own bytes in `content`. apart: where they lie, of one just appended.
     """
 
     position: int
@@ -433,24 +437,26 @@ class RawGroup(NamedTuple):
     row_count: int
     content: bytes | memoryview
     bodies: Sequence[Buffer] = ()
+    apart: Sequence[Apart] = ()
 
     @property
     def size(self) -> int:
         """Bytes of all of it."""
-        return len(self.content) + sum(map(len, self.bodies)) if self.bodies else len(self.content)
+        size = len(self.content)
+        return size + sum([each.length for each in self.apart]) + sum(map(len, self.bodies))
 
     def is_intact(self, store_id: bytes) -> bool:
         """Return whether its bytes are those that were written; the bodies that it names are not looked at."""
         return self._group(store_id) is not None
 
-    def bodies_apart(self) -> Iterator[tuple[int, int, int, int]]:
-        """Where its rows have bodies in body files: (start of the partition, ledger id, byte, length), in their order.
-
-        REQUIRES: it is intact.
-        """
-        for row in GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows():
-            if row.kind == RowKind.RUN and is_apart(row.value):
-                yield row.start_ms, split_run_key(row.key)[0], *place_apart(row.value)
+    def bodies_apart(self) -> Sequence[Apart]:
+        """Where its rows have bodies in body files, in their order. REQUIRES: it is intact."""
+        rows = GroupContent(self.row_count, memoryview(self.content)[_CRC.size + _GROUP.size :]).rows()
+        return self.apart or [
+            Apart(row.start_ms, split_run_key(row.key)[0], *place_apart(row.value))
+            for row in rows
+            if row.kind == RowKind.RUN and is_apart(row.value)
+        ]
 
     def whole(self, store_id: bytes, damaged: Callable[[str], object]) -> Group | None:
         """The group that it is, with its bodies in its rows; None: its bytes are not those that were written.

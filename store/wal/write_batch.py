@@ -21,7 +21,7 @@ from ..env.environment import Environment, Read
 from ..env.memtable import ABSENT, Entry, LedgerRow, Memtable, ReadTransaction, Unapplied, changed
 from ..env.transaction import Staging, Transaction
 from ..errors import BrokenInvariant
-from .segment import MAIN, SEVERAL, Group, GroupContent, Row, RowKind, pack_row
+from .segment import MAIN, SEVERAL, Apart, Group, GroupContent, Row, RowKind, pack_row
 
 
 class EnvironmentBatch(Transaction):
@@ -107,7 +107,7 @@ class EnvironmentBatch(Transaction):
         group = self._group
         ledger_id, first = split_run_key(key)
         if count > 1 and self.memtable.directory is not None:  # a message alone waits for one flush
-            value = group.set_apart(self.memtable.directory, ledger_id, key, value)
+            value = group.set_apart(self.start_ms, self.memtable.directory, ledger_id, key, value)
         group.add_row(RowKind.RUN, self.start_ms, key, value)
         group.runs.append((self.memtable, ledger_id, WholeRun(first, first + count, value)))
         group.entries += count
@@ -151,8 +151,8 @@ class WriteBatch(Staging):
         """By body file, what is appended to it before the group."""
         self.spread = 0
         """Bytes of the batch over ledgers that is being appended."""
-        self._apart: list[Buffer] = []
-        """Those bodies, in the order of its rows."""
+        self.apart: list[Apart] = []
+        """Where those bodies lie, in the order of its rows; those that follow each other are one."""
         self.entries = 0
         """Entries appended to ledgers."""
         self.runs: list[tuple[Memtable, int, LedgerRow]] = []
@@ -188,9 +188,9 @@ class WriteBatch(Staging):
     @property
     def content(self) -> GroupContent:
         """Its rows as they are written."""
-        return GroupContent(len(self._parts) // 3, b"".join(self._parts), self._apart)
+        return GroupContent(len(self._parts) // 3, b"".join(self._parts), self.apart)
 
-    def set_apart(self, directory: Path, ledger_id: int, key: bytes, value: Buffer) -> Buffer:
+    def set_apart(self, start_ms: int, directory: Path, ledger_id: int, key: bytes, value: Buffer) -> Buffer:
         """The value of a run for the log: of a large one without its bodies, which go to a file of their own.
 
         What follows a large one in its ledger goes there too, since that file is flushed anyway.
@@ -204,9 +204,14 @@ class WriteBatch(Staging):
             if not large:
                 return value
             staged = self.bodies[path] = StagedBodies(end_of(path))
-        short, bodies = set_apart(key, value, staged.end)
+        at = staged.end
+        short, bodies = set_apart(key, value, at)
         staged.add(bodies)
-        self._apart.append(bodies)
+        last = self.apart[-1] if self.apart else None
+        if last is not None and last[:2] == (start_ms, ledger_id):
+            self.apart[-1] = last._replace(length=staged.end - last.at)
+        else:
+            self.apart.append(Apart(start_ms, ledger_id, at, len(bodies)))
         return short
 
     def after_commit(self, callback: Callable[[], object]) -> None:
