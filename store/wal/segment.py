@@ -240,6 +240,8 @@ class Segment:
         self._sequence = self._flushed = sequence
         self.ended = False
         """True once its last group was appended."""
+        self._is_ending = False
+        """True from the first byte of its last group on: an interrupt leaves it to be appended again, where it is."""
         self._limit = self.size - _ENDING_BYTES if at is None else 0
         """The byte before which groups end; 0: none but the last is appended any more."""
 
@@ -276,20 +278,22 @@ class Segment:
             self._file.write(group, self._at)
             if flush:
                 self._file.flush()
-        self._flushed = sequence if flush else self._flushed
-        self._at, self._sequence = follows, sequence
-        if not row_count:
-            self.ended, self._limit = True, 0
+        flushed = sequence if flush else self._flushed
+        self._at, self._sequence, self._flushed, self.ended = follows, sequence, flushed, not row_count
         return raw
 
     def end(self, *, flush: bool) -> None:
-        """Append the group that says that the log goes on in the next segment. Raises OSError."""
+        """Append the group that says that the log goes on in the next segment; once it has begun, no other fits.
+
+        One that was interrupted may be called again. Raises OSError.
+        """
+        self._is_ending, self._limit = True, 0
         self.append(_NO_ROWS, flush=flush)
 
     @property
     def is_empty(self) -> bool:
-        """True while it has no group."""
-        return not self._sequence
+        """True while it has no group, nor a part of one."""
+        return not (self._sequence or self._is_ending)
 
     @property
     def is_flushed(self) -> bool:

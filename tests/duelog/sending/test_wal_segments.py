@@ -23,7 +23,7 @@ from duelog.store.wal import segment as segment_module
 from duelog.store.wal.segment import EMPTY_BYTES
 from duelog.store.wal.segment_file import SegmentFile, make_file
 from duelog.store.wal.wal_reader import WalFollower
-from tests.conftest import HOUR_MS, START_MS, OpenStore, tick_after
+from tests.conftest import HOUR_MS, START_MS, OpenStore, Plant, tick_after
 from tests.disaster.wal_faults import no_room
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, crashed, held, in_wal, send, unapplied
 from tests.model.driver import armed
@@ -62,6 +62,20 @@ def test_a_small_segment_of_many_partitions_is_not_applied_before_the_next(
     assert in_wal(store) == []
     assert not unapplied(store)
     assert held(store).keys() >= set(ids)
+
+
+def test_what_is_sent_behind_an_interrupted_checkpoint_is_found_by_who_reads_beside(
+    store: DelayedStore, clock: ManualClock, plant: Plant
+) -> None:
+    """A reader that saw the segment end looked for nothing more in it, and groups took the place of its end."""
+    beside = WalFollower(store.path, store._engine.storage.store_id)
+    clock.advance(CHECKPOINT_MS)
+    plant(SegmentFile, "write_through", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        store.tick()
+    known = len(beside.follow())
+    send(store, 1, 1)
+    assert len(beside.follow()) == known + 1
 
 
 def made_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -28,8 +28,8 @@ from duelog.store.wal.segment import (
     salvage,
     write_segment,
 )
-from duelog.store.wal.segment_file import make_file
-from tests.conftest import raising
+from duelog.store.wal.segment_file import SegmentFile, make_file
+from tests.conftest import Plant, raising
 from tests.store.wal.segments import GROUPS_AT, SECTOR, SIZE, STORE_ID, flip, make_segment, numbers, row, write_at
 
 
@@ -56,6 +56,23 @@ def test_groups_are_read_back_in_order(segment: Segment, tmp_path: Path) -> None
     assert (found.ended, found.size) == (False, SIZE)
     assert found.end == GROUPS_AT + segment.used
     assert segment.position == place_of(7, 3)
+
+
+@pytest.mark.parametrize("groups", [[], [[1]]])
+def test_an_end_that_was_interrupted_is_appended_again_where_it_is(
+    segment: Segment, tmp_path: Path, plant: Plant, groups: list[list[int]]
+) -> None:
+    """No group takes its place, for who reads beside may have gone on to the next segment; nor is it empty."""
+    for group in groups:
+        segment.append(GroupContent.of([row(each) for each in group]), flush=True)
+    plant(SegmentFile, "write_through", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        segment.end(flush=True)
+    assert read_segment(tmp_path, 7, STORE_ID).ended
+    assert (segment.fits(1), segment.is_empty, segment.ended) == (False, False, False)
+    segment.end(flush=True)
+    found = read_segment(tmp_path, 7, STORE_ID)
+    assert (numbers(found.groups), found.ended, found.end) == (groups, True, GROUPS_AT + segment.used)
 
 
 def test_groups_begin_at_sectors_of_a_file_that_is_as_long_as_it_was_made(segment: Segment, tmp_path: Path) -> None:
