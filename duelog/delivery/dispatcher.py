@@ -203,7 +203,7 @@ class Dispatcher:
         self._known(consumer_id)
         self._give_back(consumer_id, now_ms, failed=failed)
         self.outstanding.remove_consumer(consumer_id)
-        del self._ranges[consumer_id]
+        self._ranges.pop(consumer_id, None)  # a call before may have been interrupted behind this
         self._order.set_consumers(self.consumers, self._ranges)
 
     @_whole

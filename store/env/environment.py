@@ -374,6 +374,8 @@ class Environment:
             reach("commit.after")
             transaction.committed()
         except BaseException as error:
+            if self._env is not opened:
+                opened.close()  # else this process could not open it again
             self.fail(error)
             raise
         return value, transaction.entries
@@ -455,9 +457,11 @@ class Environment:
             self._unsynced = False
             try:
                 self._env.sync(True)
-            except lmdb.Error as error:
+            except BaseException as error:
                 self._unsynced = True
-                raise self.fail(error) from error
+                if isinstance(error, lmdb.Error):
+                    raise self.fail(error) from error
+                raise
 
     # -- the map and the page cache ------------------------------------------------------------
 
@@ -545,17 +549,17 @@ class Environment:
                 if self.failed is None:
                     self._open_for_commits()  # else the first commit would wait for the release
         self._gate.enter()
+        with self._removing:  # before it sees runs whose bodies are to stay
+            self._holds += 1
         try:
             self._check_open()
-            held = HeldRead(
+            return HeldRead(
                 self._lmdb, self._gate, self._begin_read, self._follow_growth, self.path, self._release_bodies
             )
         except BaseException:
             self._gate.leave()
+            self._release_bodies()
             raise
-        with self._removing:
-            self._holds += 1
-        return held
 
     def _release_bodies(self) -> None:
         with self._removing:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
@@ -151,9 +151,10 @@ class Records:
             start = keys[-1] + b"\0"
 
     def _sorted(self) -> SortedSet[bytes]:
-        fresh, keys, self._keys = list(self._unsorted), self._keys, None
+        entries, keys, self._keys = self._entries, self._keys, None
+        fresh = list(takewhile(entries.__contains__, list(self._unsorted)))  # `update` has the others' entries to come
         if keys is None:
-            keys = SortedSet(list(self._entries))
+            keys = SortedSet(list(entries))
         keys.update(fresh)
         self._keys = keys
         for _ in fresh:

@@ -6,12 +6,15 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.cleanup import deletion
+from duelog.delivery.delivery_order import DeliveryOrder
 from duelog.delivery.due_reader import ReadAhead
 from duelog.delivery.outstanding import Outstanding
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
 from duelog.partitions.partition_set import PartitionSet
+from duelog.store.env import environment
+from duelog.store.wal.segment_file import SegmentFile
 from duelog.topics.topic_state import SubscriptionState
 from tests.conftest import START_MS, OpenStore, Plant, applied, tick_after
 from tests.duelog.store_state import payloads, payloads_of, received
@@ -91,6 +94,34 @@ def test_a_partition_whose_making_broke_off_is_made_by_the_next_commit(
         assert [bytes(message.payload) for message in subscription.receive(10)] == [b"x", b"y"]
 
 
+def test_a_partition_whose_making_broke_off_at_its_end_is_opened_by_the_next_opening(
+    open_store: OpenStore, store: DelayedStore, plant: Plant
+) -> None:
+    """LMDB had its new environment open still, and opened it no second time in this process."""
+    store.topic("t").send(b"x", deliver_after=1)
+    interrupt = KeyboardInterrupt()  # what it was raised by is alive as long as it is
+    plant(environment, "InPlace", interrupt, after=False, at=2)
+    with pytest.raises(KeyboardInterrupt):
+        applied(store)
+    store.close()
+    again = applied(open_store(config=CONFIG))
+    assert [message.payload for message in again.topic("t").scheduled()] == [b"x"]
+    assert interrupt.__traceback__ is not None
+
+
+def test_a_store_whose_first_send_was_interrupted_as_its_segment_began_is_opened(
+    open_store: OpenStore, store: DelayedStore, plant: Plant
+) -> None:
+    """The last segment had its end, was taken for empty at closing, and the next one was removed."""
+    store.close()
+    store = open_store(config=CONFIG)
+    plant(SegmentFile, "write_through", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        store.topic("t").send(b"x", deliver_after=1)
+    store.close()
+    open_store(config=CONFIG).topic("t").send(b"y", deliver_after=1)
+
+
 @pytest.mark.parametrize("name", ["reach", "remove_tree"])
 def test_a_deletion_that_broke_off_is_finished_and_no_longer_suspended(
     fired: DelayedStore, clock: ManualClock, plant: Plant, name: str
@@ -144,11 +175,14 @@ def test_acknowledgements_of_a_flush_that_broke_off_are_written_by_the_next(
     assert payloads_of(store) == []
 
 
-def test_a_consumer_whose_leaving_was_interrupted_can_leave_again(fired: DelayedStore, plant: Plant) -> None:
+@pytest.mark.parametrize(("owner", "name"), [(Outstanding, "remove_consumer"), (DeliveryOrder, "set_consumers")])
+def test_a_consumer_whose_leaving_was_interrupted_can_leave_again(
+    fired: DelayedStore, plant: Plant, owner: type, name: str
+) -> None:
     """Else an exclusive subscription would be taken until the store is opened again."""
     subscription = fired.topic("t").subscribe("s")
     assert len(subscription.receive(20)) == len(ALL)
-    plant(Outstanding, "remove_consumer", KeyboardInterrupt())
+    plant(owner, name, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         subscription.close()
     subscription.close()

@@ -100,7 +100,7 @@ class Spy:
         self._env: Any = environment._env
         self.fail_begin: Exception | None = None
         self.fail_commit: Exception | None = None
-        self.fail_sync: Exception | None = None
+        self.fail_sync: BaseException | None = None
         self.syncs = 0
         self.readers_at_growth: list[int] = []
         self._spared = False

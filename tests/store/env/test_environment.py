@@ -19,6 +19,7 @@ import pytest
 from duelog.store.codec.format import run_key
 from duelog.store.env import commit_queue
 from duelog.store.env import environment as environment_module
+from duelog.store.env.body_file import body_file
 from duelog.store.env.commit_queue import CommitQueue, Request
 from duelog.store.env.environment import Environment
 from duelog.store.env.reader_gate import ReaderGate
@@ -394,6 +395,39 @@ def test_sync_does_nothing_where_every_commit_is_durable(environment: Environmen
     relaxed.sync()
     assert spy.syncs == 1
     relaxed.close()
+
+
+def test_a_sync_that_was_interrupted_is_made_by_the_next(tmp_path: Path) -> None:
+    """What asked for it goes on after the interrupt, and would release the log for rows that are not on disk."""
+    with closing(Environment(tmp_path / "main", name="main", durability="relaxed", create=True)) as environment:
+        environment.write(putting(KEY, b"v"))
+        spy = spy_on(environment)
+        spy.fail_sync = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            environment.sync()
+        environment.sync()
+        assert spy.syncs == 2
+
+
+def test_a_body_file_that_goes_as_its_environment_comes_to_be_held_stays_until_it_is_released(
+    environment: Environment,
+) -> None:
+    """The held commit may name it: a copy had a run without its bodies."""
+    path = body_file(environment.path, 7)
+    path.parent.mkdir()
+    path.write_bytes(b"bodies")
+    begin = environment._begin_read
+
+    def removed() -> lmdb.Transaction | None:
+        begun = begin()
+        environment.remove_bodies([7])
+        return begun
+
+    with patch.object(environment, "_begin_read", removed):
+        held = environment.hold()
+    was_there = path.exists()
+    held.release()
+    assert (was_there, path.exists()) == (True, False)
 
 
 def test_close_waits_for_a_sync_that_another_thread_is_at(tmp_path: Path) -> None:

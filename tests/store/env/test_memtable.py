@@ -225,6 +225,22 @@ def test_the_records_of_a_group_are_there_together(before: list[tuple[bytes, Ent
     assert list(records.between(b"", PAST)) == sorted([(b"a", b""), (b"c", b""), *before])
 
 
+def test_a_key_that_a_scan_found_before_its_record_is_in_those_after_an_interrupted_one() -> None:
+    """It was among the sorted keys alone, which an interrupt gives up."""
+    records = Records([(b"b", b"")])
+
+    class Slow(dict[bytes, Entry]):
+        def update(self, *entries: Any, **_: Any) -> None:
+            assert [key for key, _ in records.between(b"", PAST)] == [b"b"]
+            records._keys = None  # an interrupt amid sorting
+            assert [key for key, _ in records.between(b"", PAST)] == [b"b"]
+            super().update(*entries)
+
+    records._entries = Slow(records._entries)
+    records.update({b"a": b""})
+    assert [key for key, _ in records.between(b"", PAST)] == [b"a", b"b"]
+
+
 def test_a_record_that_is_deleted_is_read_nowhere_and_gone_with_its_copy_once_that_is_applied(
     opened: Environment, memtable: Memtable
 ) -> None:
