@@ -319,6 +319,8 @@ def drain(
     require_store(store)
     topics = [TopicName.parse(each) for each in topic] if topic else None
     to_store = is_address(to) or "://" not in to
+    if not to or (":" in to and "://" not in to and not Path(to).exists()):
+        raise InvalidArgument("--to", to, "expected pulsar://host:port, duelog://host:port or the directory of a store")
     if to_store and Path(to).absolute() == store.absolute():
         raise InvalidArgument("--to", to, "expected another store")
     target: DrainTarget = (StoreTarget if to_store else PulsarTarget)(to, token=token, trust=trust)

@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
@@ -194,6 +194,8 @@ class Drain:
     _subscribed: set[str] = field(default_factory=set, init=False)
     _confirmed: list[tuple[_Item, int]] = field(default_factory=list, init=False)
     """With how many of its messages were sent now."""
+    _stopping: bool = field(default=False, init=False)
+    """True once the drain was interrupted: producers send nothing more."""
 
     def __post_init__(self) -> None:
         self._store = DelayedStore(self.engine)
@@ -250,10 +252,16 @@ class Drain:
         return None
 
     def _deal_with(self, items: list[_Item], pool: ThreadPoolExecutor) -> None:
-        if self.target is None:
-            self._confirmed += [(item, len(item.messages)) for item in items]
-        else:
-            self._send_all(self.target, items, pool)
+        try:
+            if self.target is None:
+                self._confirmed += [(item, len(item.messages)) for item in items]
+            else:
+                self._send_all(self.target, items, pool)
+        finally:
+            self._count_confirmed()
+        self.progress(self.done)
+
+    def _count_confirmed(self) -> None:
         for item, sent in self._confirmed:
             due_ms = item.entry.due_ms
             self.done.entries += 1
@@ -262,16 +270,21 @@ class Drain:
             self.done.first_due_ms = min(self.done.first_due_ms or due_ms, due_ms)
             self.done.last_due_ms = max(self.done.last_due_ms or due_ms, due_ms)
         self._confirmed.clear()
-        self.progress(self.done)
 
     def _send_all(self, target: DrainTarget, items: list[_Item], pool: ThreadPoolExecutor) -> None:
         self._subscribe(target, items, pool)
         by_producer: dict[_ProducerKey, list[_Item]] = {}
         for item in items:
             by_producer.setdefault(self._producer_of(item), []).append(item)
-        results = [pool.submit(self._send, target, key, each) for key, each in by_producer.items()]
+        results: list[Future[None]] = []
         try:
+            for key, each in by_producer.items():
+                results.append(pool.submit(self._send, target, key, each))
             wait(results)
+        except BaseException:
+            self._stopping = True
+            wait(results)  # what is on its way is confirmed before it is cancelled here
+            raise
         finally:
             self._cancel()
         for result in results:
@@ -303,9 +316,13 @@ class Drain:
             producer = self._producers[key] = target.open(topic, name)
         if isinstance(producer, StoreProducer):
             for batch in _batches(items):
+                if self._stopping:
+                    return
                 self._confirmed += zip(batch, producer.send([item.entry for item in batch]), strict=True)
             return
         for item in items:
+            if self._stopping:
+                return
             message_id, due_ms, *_ = item.entry
             first = message_id.entry_id << _BATCH_BITS
             left = [each for each in enumerate(item.messages, first) if each[0] > producer.last_number]
@@ -422,6 +439,10 @@ class PulsarTarget:
             raise InvalidArgument("--to", url, "needs pulsar-client; pip install 'duelog[drain]'") from error
         options: dict[str, Any] = {} if token is None else {"authentication": pulsar.AuthenticationToken(token)}
         if trust is not None:
+            try:
+                trust.open("rb").close()  # the client says nothing of it but that TLS fails
+            except OSError as error:
+                raise InvalidArgument("--tls-trust", str(trust), f"cannot be read: {error.strerror}") from error
             options["tls_trust_certs_file_path"] = str(trust)
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)  # its own is standard output
         self._pulsar = pulsar
@@ -453,6 +474,8 @@ class PulsarTarget:
             yield
         except (self._pulsar.PulsarException, ValueError) as error:
             text = re.sub(r"^Pulsar error: ", "", str(error)) or type(error).__name__
+            if isinstance(error, self._pulsar.ChecksumError):  # duelog's answer to a client of this kind
+                text += ": it is too large, or due later than the broker allows"
             raise TargetFailed(f"{self._url}: {what}: {text}") from error
 
 

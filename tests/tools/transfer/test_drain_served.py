@@ -126,9 +126,25 @@ def test_a_drain_that_is_killed_and_run_again_has_each_message_there_once(broker
         assert [each.due_ms - FUTURE_MS for each in store.topic("reminders").scheduled()] == list(range(1_500))
 
 
-def test_what_keeps_a_drain_from_beginning_is_one_line(tmp_path: Path) -> None:
-    """An address of another kind, a store that is not there, one that nobody serves, this one itself."""
+def test_a_delay_over_the_maximum_of_the_other_broker_is_told_as_such(tmp_path: Path) -> None:
+    """Its answer to a client of this kind is a wrong checksum."""
     (path,) = _store(tmp_path)
+    with DelayedStore.open(path, StoreConfig(background=False)) as store:
+        store.topic("reminders").send(b"m", deliver_at=FUTURE_MS)
+    served = ServedStore(tmp_path / "strict", delayedDeliveryMaxDelayInMillis=1_000)
+    with served.running():
+        said = refused("drain", path, "--to", served.url)
+    assert "due later than the broker allows" in said
+
+
+def test_what_keeps_a_drain_from_beginning_is_one_line(tmp_path: Path) -> None:
+    """An address of another kind or of none, a store that is not there, one that nobody serves, this one itself."""
+    (path,) = _store(tmp_path)
+    for place in ("localhost:6650", ""):
+        assert f"--to={place!r}: expected pulsar://" in refused("drain", path, "--to", place)
+    trust = refused("drain", path, "--to", "pulsar+ssl://localhost:1", "--tls-trust", tmp_path / "none.pem")
+    assert "--tls-trust=" in trust
+    assert "none.pem': cannot be read: No such file" in trust
     assert "--to='http://x:1': expected pulsar://" in refused("drain", path, "--to", "http://x:1")
     assert "no process serves this store" in refused("drain", path, "--to", str(tmp_path / "other"))
     assert "expected another store" in refused("drain", path, "--to", str(path))

@@ -6,7 +6,11 @@ import signal
 import subprocess
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ from duelog.broker.operate.client_message import ClientMessage
 from duelog.engine import open_engine
 from duelog.store.clock import SystemClock
 from duelog.store.errors import DuelogError
+from duelog.tools.transfer import draining
 from duelog.tools.transfer.draining import (
     ADDRESSED,
     AT_ONCE,
@@ -96,13 +101,19 @@ def fill(path: Path, count: int) -> dict[str, list[tuple[bytes, int]]]:
     return sent
 
 
-def drain(path: Path, broker: Broker | StoreTarget | None, *, keep: bool = False, kill: bool = False) -> Drained:
-    """One run. kill: as a process that is killed, it cancels nothing more once a message has killed it."""
+@contextmanager
+def a_drain(path: Path, broker: Broker | StoreTarget | None, *, keep: bool = False) -> Iterator[Drain]:
+    """One run that is to come."""
     engine = open_engine(
         path, StoreConfig(background=False), SystemClock(), read_only=keep or broker is None, records_defaults=False
     )
     with DelayedStore(engine):
-        work = Drain(engine, broker, to_store=isinstance(broker, StoreTarget), keep=keep)
+        yield Drain(engine, broker, to_store=isinstance(broker, StoreTarget), keep=keep)
+
+
+def drain(path: Path, broker: Broker | StoreTarget | None, *, keep: bool = False, kill: bool = False) -> Drained:
+    """One run. kill: as a process that is killed, it cancels nothing more once a message has killed it."""
+    with a_drain(path, broker, keep=keep) as work:
         if kill:
             cancel = work._cancel
             assert isinstance(broker, Broker)
@@ -167,14 +178,55 @@ def test_a_drain_that_is_killed_goes_on_and_loses_nothing(tmp_path: Path, dedupl
     assert drain(tmp_path / "store", broker).entries == 0
 
 
+def test_an_interrupted_drain_cancels_what_was_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends it once that is confirmed, so that the next run sends nothing twice; their counts add up."""
+    sent = fill(tmp_path / "store", 200)
+    broker, held, go = Broker(deduplicates=False), threading.Event(), threading.Event()
+    store_it = _Producer.send
+
+    def send(producer: _Producer, *arguments: Any) -> None:
+        held.set()
+        assert go.wait(60)
+        store_it(producer, *arguments)
+
+    def interrupted(results: list[Future[None]]) -> None:
+        monkeypatch.setattr(draining, "wait", goes_on)
+        assert held.wait(60)
+        raise KeyboardInterrupt
+
+    def goes_on(results: list[Future[None]]) -> None:
+        go.set()
+        wait(results)
+
+    monkeypatch.setattr(_Producer, "send", send)
+    monkeypatch.setattr(draining, "wait", interrupted)
+    with a_drain(tmp_path / "store", broker) as work:
+        cancel = work._cancel
+
+        def cancels() -> None:
+            cancel()
+            go.set()
+
+        monkeypatch.setattr(work, "_cancel", cancels)
+        with pytest.raises(KeyboardInterrupt):
+            work.run()
+    done = work.done.entries
+    assert 0 < done < 200
+    assert done + drain(tmp_path / "store", broker).entries == 200
+    assert stored(broker) == by_topic(sent)
+
+
 def test_a_message_that_is_refused_ends_the_drain_and_is_not_taken_for_sent_later(tmp_path: Path) -> None:
     """No number above its own was stored by its producer, so that the next run sends it."""
     sent = fill(tmp_path / "store", 400)
     broker = Broker(deduplicates=True)
     broker.refused = sent[TOPICS[1]][20][0]
+    counted = 0
     for _ in range(2):
-        with pytest.raises(DrainStopped, match="too large"):
-            drain(tmp_path / "store", broker)
+        with a_drain(tmp_path / "store", broker) as work, pytest.raises(DrainStopped, match="too large"):
+            work.run()
+        counted += work.done.entries
+        assert counted == sum(map(len, broker.stored.values()))
     broker.refused = None
     drain(tmp_path / "store", broker)
     assert stored(broker) == by_topic(sent)
