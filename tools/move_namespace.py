@@ -7,15 +7,17 @@ all that a store knows of the namespace goes along, byte for byte. The order is 
 2. pruning there: topics, policies and documents of other namespaces
 3. both sides compared, the copy checked, a document that says where it comes from, a file with what is there
 4. TARGET.moving becomes TARGET
-5. the placement table is switched, the file removed
-6. the namespace's topics, policies and documents are removed from the old store
+5. the placement table is switched, the file emptied
+6. the namespace's topics, policies and documents are removed from the old store, then the file from the new one
 
-Until 5 the old store has everything and is what is served; from 5 on the new one. An attempt after 5 does only 6. One
-between 4 and 5 begins anew, if TARGET is as the file says: no process has used it. No process may have either store
-open, so nothing is sent or fired meanwhile.
+Until 5 the old store has everything and is what is served; from 5 on the new one. An attempt after 5 does only 6; where
+the file is gone too, topics in the old store came later and are nowhere else: it is refused. One between 4 and 5 begins
+anew, if TARGET is as the file says: no process has used it. No process may have either store open, so nothing is sent
+or fired meanwhile.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +36,11 @@ from ..store.names import SCHEME, TopicName, validate_namespace_name
 _ORIGIN = "moved/"
 """Documents that say where a namespace came from."""
 
-_UNUSED = "MOVING"
-"""The file in a new store that no table names yet: its files, with sizes and times."""
+_UNFINISHED = "MOVING"
+"""The file in a new store until the old one has forgotten the namespace.
+
+Until the table names the new store it has that store's files, with sizes and times; then it is empty.
+"""
 
 _SHARED = ("setting/",)
 """Documents of the whole store; they go along."""
@@ -72,17 +77,20 @@ def move_namespace(
     if owner.name == broker:
         return _finish(table, namespace, target, say)
     source = _store_of(table, owner.name, placement)
-    if _is_unused(target):
-        remove_tree(target)
-    if children(target):
-        raise InvalidArgument("store", str(target), "is not empty: a namespace moves to a store of its own")
     clock = ManualClock(SystemClock().now_ms())  # it stands: what is due is so on both sides
-    with _open(source, clock) as old:
+    with _open(source, clock) as old:  # its lock keeps another attempt from what this one has made
+        if _is_unused(target):
+            remove_tree(target)
+        if children(target):
+            raise InvalidArgument("store", str(target), "is not empty: a namespace moves to a store of its own")
+        if os.path.lexists(target) and (target.is_symlink() or not target.is_dir()):
+            raise InvalidArgument("store", str(target), "is no directory")
         topics = _copy(old, namespace, target, clock, say)
         place_namespace(placement, namespace, broker)
-        (target / _UNUSED).unlink()
+        write_file(target / _UNFINISHED, b"")
         say(f"{placement} says broker {broker}")
         _remove(old, namespace, say)
+    (target / _UNFINISHED).unlink()
     return Moved(source, target, len(topics), *_sums(topics), copied=True)
 
 
@@ -105,15 +113,19 @@ def _open(path: Path, clock: Clock) -> DelayedStore:
 
 def _finish(table: Placement, namespace: str, target: Path, say: Callable[[str], object]) -> Moved:
     """Remove from the old store what the new one has, where an attempt was interrupted after the switch."""
+    if stored_span_ms(target) is None:
+        raise InvalidArgument("store", str(target), f"is no store, and is to serve {namespace}")
     with DelayedStore.open(target, read_only=True) as new:
         document = new.documents.get(_ORIGIN + namespace)
     if document is None:
         raise InvalidArgument("namespace", namespace, f"is served by the store {target} already")
-    (target / _UNUSED).unlink(missing_ok=True)
     source = Path(json.loads(document.value)["store"])
     with _open(source, SystemClock()) as old:
         topics = [each.stats() for each in old.topics(namespace)]
+        if topics and not (target / _UNFINISHED).exists():
+            raise InvalidArgument("namespace", namespace, f"was moved, and {source} has topics of it that came later")
         _remove(old, namespace, say)
+    (target / _UNFINISHED).unlink(missing_ok=True)
     return Moved(source, target, len(topics), *_sums(topics), copied=False)
 
 
@@ -141,7 +153,7 @@ def _copy(
             problem = next((each for each in new.check() if each.severity == "error"), None)
             if problem is not None:
                 raise DamagedStore(work, f"{problem.code}: {problem.message}")
-        write_file(work / _UNUSED, json.dumps(_files(work)).encode())
+        write_file(work / _UNFINISHED, json.dumps(_files(work)).encode())
         move(work, target)
     except BaseException:
         discard_tree(work)
@@ -158,7 +170,7 @@ def _files(store: Path) -> dict[str, list[int]]:
 def _is_unused(target: Path) -> bool:
     """Return True if an attempt that was interrupted just before the switch has left a store."""
     try:
-        left = json.loads((target / _UNUSED).read_bytes())
+        left = json.loads((target / _UNFINISHED).read_bytes())
     except (OSError, ValueError):
         return False
     return bool(left == _files(target))

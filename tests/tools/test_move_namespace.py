@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from duelog import DelayedStore, Message, Policies
-from duelog.broker.cluster.placement import read_placement
+from duelog.broker.cluster.placement import place_namespace, read_placement
 from duelog.store.clock import ManualClock, SystemClock
 from duelog.store.config import StoreConfig
 from duelog.store.errors import InvalidArgument, StoreLocked
@@ -176,12 +176,54 @@ def test_a_new_store_that_was_used_before_the_switch_is_not_removed(fleet: Fleet
         assert store.topic("x").exists()
 
 
+def test_a_second_command_leaves_alone_what_the_first_has_made(fleet: Fleet) -> None:
+    """The first is about to switch the table, and has the old store: the new one, which no table names yet, stays."""
+    interrupt(fleet, module, "place_namespace", before=True)
+    with DelayedStore.open(fleet.a, CONFIG), pytest.raises(StoreLocked):
+        fleet.move()
+    assert seen(fleet.b, MOVES) == fleet.before[MOVES]
+
+
+def test_a_table_that_is_put_back_amid_the_last_step_has_nothing_removed(fleet: Fleet) -> None:
+    """The old store has not all of the namespace any more: the new one stays, though no broker has used it."""
+    interrupt(fleet, module, "_remove", before=False)
+    place_namespace(fleet.placement, MOVES, "a")
+    with pytest.raises(InvalidArgument, match="is not empty"):
+        fleet.move()
+    assert seen(fleet.b, MOVES) == fleet.before[MOVES]
+
+
+def test_topics_that_came_to_the_old_store_after_a_move_are_not_removed(fleet: Fleet) -> None:
+    """The same command again finishes what was interrupted, no more."""
+    fleet.move()
+    with DelayedStore.open(fleet.a, CONFIG) as store:
+        store.topic(f"{MOVES}/late").send(b"by mistake")
+    with pytest.raises(InvalidArgument, match="topics of it that came later"):
+        fleet.move()
+    with DelayedStore.open(fleet.a, CONFIG) as store:
+        assert store.topic(f"{MOVES}/late").exists()
+
+
 def test_a_store_that_is_served_is_not_moved_from(fleet: Fleet) -> None:
     """The broker has to be ended first; nothing has changed."""
     with DelayedStore.open(fleet.a, CONFIG), pytest.raises(StoreLocked):
         fleet.move()
     assert not fleet.b.exists()
     assert fleet.move().copied
+
+
+@pytest.mark.parametrize("target", ["file", "link", "gone"])
+def test_a_place_that_is_no_store_is_named(fleet: Fleet, target: str) -> None:
+    """Before anything is copied; or the table names it, and it is not there any more."""
+    if target == "file":
+        fleet.b.touch()
+    elif target == "link":
+        fleet.b.symlink_to(fleet.b.with_name("elsewhere"))
+    else:
+        place_namespace(fleet.placement, MOVES, "b")
+    said = refused("move-namespace", MOVES, "--to", "b", "--placement", fleet.placement)
+    assert f"store='{fleet.b}': is no {'store' if target == 'gone' else 'directory'}" in said
+    assert "copying" not in said
 
 
 @pytest.mark.parametrize(
