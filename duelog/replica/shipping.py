@@ -1,8 +1,8 @@
 """Shipping: the write-ahead log of an open store goes to its copy as it is written, one log object at a time.
 
-Order in the bucket. Log objects have dense numbers and are created if absent, one in flight. An object that got no
-answer is read back: it is there, or it is put again, the same bytes. Another's bytes under the number are a fork: this
-store ships no more. So what is in the log is decided by who creates a number, and by nothing else.
+Order in the bucket. Log objects have dense numbers and are created if absent, one in flight (`log_writer.py`).
+Another's bytes under the number are a fork: this store ships no more. So what is in the log is decided by who creates a
+number, and by nothing else.
 
 Order on the disk. A group is shipped once it is flushed, so that a power cut takes nothing back that the copy has; a
 segment is used again once it is shipped (`KeptLog`), as far as `replica_keep_bytes` allows. Where the log cannot
@@ -11,9 +11,7 @@ be read on, it goes on from the oldest segment that is needed, and the gap stays
 Who leads. An object of a higher epoch under the next number is a fence: another machine leads, and this store fails.
 With a lease (`lease_ms`) a heartbeat is put where nothing else is, and the store refuses work from 0.8 of the lease on
 after its last success; a standby waits for all of it. So no clocks have to agree: an object comes before the fence, or
-was never created. A put that ends later than the lease after the success before it counts after a look only, since its
-number may have been taken, read, and pruned meanwhile. A directory that was copied waits for the lease of the one it is
-a copy of, once: that one may lead.
+was never created. A directory that was copied waits for the lease of the one it is a copy of, once: that one may lead.
 
 Otherwise what happens to the copy never stops the store. Failures are logged, counted, and tried again; a refusal ends
 shipping. Who is told of a change once it is in the copy waits here (`wait_for`), and many wait for one put.
@@ -29,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from duelog.sending.wal_segments import WalSegments
 from duelog.store.clock import Clock
@@ -42,9 +40,7 @@ from duelog.store.errors import (
     ForkFound,
     NotLeader,
     NotReplicated,
-    ReplicaDamaged,
     ReplicaRefused,
-    ReplicaUnreachable,
 )
 from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained
@@ -52,11 +48,12 @@ from duelog.store.limited_log import LimitedLog
 from duelog.store.wal.segment import RawGroup, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
-from .bucket import AlreadyThere, Bucket, log_name, manifest_name
+from .bucket import Bucket, log_name, manifest_name
 from .identity import Shipped, claim, inode_of, read_shipped
-from .log_object import HEARTBEAT, RESIGNED, LogObject, Owner, Parts, crc_of, find_object, read_object, unpack
+from .log_object import RESIGNED, LogObject, Owner, Parts, find_object, read_object
 from .log_tail import KeptLog, LogLost, LogTail
-from .manifest import Manifest, read_manifest
+from .log_writer import BEATS, LogWriter, PutBefore, newest_manifest
+from .manifest import Manifest
 
 _log = logging.getLogger("duelog.replica")
 
@@ -70,15 +67,6 @@ _RETRY_MS = 1_000
 _LONGEST_RETRY_MS = 30_000
 _DRAIN_S = 10.0
 """How long a close waits for the copy; what is not shipped then is shipped after the next opening."""
-
-_BEATS = 3
-"""Objects that are put in a lease, at the least."""
-
-LEADS = 0.8
-"""The part of a lease, after its last success, in which a leader goes on."""
-
-_LOOK_MS = 60_000
-"""Without a lease: a put that ends so long after the success before it counts after a look only."""
 
 ENTRIES = 1 << 18
 """Most entries of one log that clients of a store with a lease are told of before they are shipped."""
@@ -97,10 +85,6 @@ _LATE_OPENINGS = 64
 
 _SHIPPED_KEPT = 10_000
 """Log objects whose ends are remembered, to tell where a manifest begins."""
-
-
-class _PutBefore(Exception):
-    """The number was taken by a put of an earlier opening of this directory, which came late."""
 
 
 class Draft(NamedTuple):
@@ -175,8 +159,6 @@ class Shipping:
         self._clock = clock
         self.bucket = self._bucket = bucket
         shipped = read_shipped(path, bucket.url)  # refuses one that cannot be read, before anything is begun
-        self.epoch = 1 if shipped is None else shipped.epoch
-        """In which this store leads."""
         self.is_new_line = shipped is not None and shipped.new_line
         """True until the ids of a store that was taken over are set apart from those given out before."""
         self._shipped = Shipped(bucket.url) if shipped is None else shipped
@@ -187,30 +169,16 @@ class Shipping:
         """True once shipping was refused, or the store is closed."""
         self._log = LimitedLog(_log)
 
-        self._owner = Owner(uuid.uuid4().hex, config.lease_ms or 0)
+        owner, epoch = Owner(uuid.uuid4().hex, config.lease_ms or 0), 1 if shipped is None else shipped.epoch
+        self.writer = LogWriter(path, store_id, bucket, owner, epoch, since_boot_s)
         self._address_is_new = False
         """True until an object says where clients find this store."""
         self._timeout_s = config.replicated_timeout_ms / 1000
-        self.elapsed = since_boot_s
-        self._succeeded_s = self._looked_s = 0.0
-        """When the last object that is stored was first tried, and the end of the log last looked for, by `elapsed`."""
         self._source: WalSegments | None = None
         self._manifests: ManifestSource | None = None
         self._working = threading.Lock()
         """Held by the thread that ships."""
-        self._seq = 0
-        """The last log object that is stored."""
-        self._end = 0
-        """Where it ends."""
-        self._crc = 0
         self._tail: LogTail | None = None
-        self._pending: tuple[LogObject, Parts] | None = None
-        """The object that is put next, or again; its bytes never change."""
-        self._tried: LogObject | None = None
-        self._tried_s = 0.0
-        """The last object that was tried, and when first, by `elapsed`."""
-        self._tries = 0
-        """How often it was tried in vain."""
         self._marks: deque[tuple[int, int]] = deque()
         """(time, place): every group before the place was written by then; those that are not shipped."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=_SHIPPED_KEPT)
@@ -266,7 +234,7 @@ class Shipping:
         self._begin_place = source.next_place()
         with self._working:
             try:
-                if self._owner.lease_ms:
+                if self.writer.lease_ms:
                     self._ship_all()
                 else:
                     self._attach()
@@ -274,7 +242,7 @@ class Shipping:
                 self.ended = True
                 raise
             except DuelogError as error:
-                if self._owner.lease_ms:  # another may lead
+                if self.writer.lease_ms:  # another may lead
                     self.ended = True
                     raise
                 self._failed(error)  # without a lease the copy never keeps the store from being opened
@@ -334,13 +302,17 @@ class Shipping:
     @property
     def is_far_behind(self) -> bool:
         """True where a standby could not tell, by passing over `ENTRIES` ids, what clients may have been told."""
-        return self._owner.lease_ms > 0 and self._appended_bytes - self._taken_bytes > ENTRIES * _ENTRY_BYTES
+        return self.writer.lease_ms > 0 and self._appended_bytes - self._taken_bytes > ENTRIES * _ENTRY_BYTES
 
     @property
     def leads(self) -> bool:
         """False where the lease may have passed."""
-        lease_ms = self._owner.lease_ms
-        return not lease_ms or self.elapsed() <= self._succeeded_s + LEADS * lease_ms / 1000
+        return self.writer.leads
+
+    @property
+    def epoch(self) -> int:
+        """In which this store leads."""
+        return self.writer.epoch
 
     def check_leads(self) -> None:
         """Raise NotLeader where the lease may have passed."""
@@ -350,7 +322,7 @@ class Shipping:
 
     def serve_at(self, address: str) -> None:
         """Have objects say from now on where clients find this store."""
-        self._owner = self._owner._replace(address=address)
+        self.writer.owner = self.writer.owner._replace(address=address)
         with self._wake:
             self._address_is_new = True
             self._wake.notify_all()
@@ -396,9 +368,9 @@ class Shipping:
         if os.getpid() == self._process:
             if self._thread is not None:
                 self._thread.join()
-            if self._owner.lease_ms and not self.ended and self._drained:
-                with suppress(DuelogError, _PutBefore):
-                    self._put(*self._packed(kind=RESIGNED))
+            if self.writer.lease_ms and not self.ended and self._drained:
+                with suppress(DuelogError, PutBefore):
+                    self._put(*self.writer.packed(self._clock.now_ms(), kind=RESIGNED))
                     self.has_resigned = True
         with self._wake:
             self.ended = True
@@ -409,7 +381,12 @@ class Shipping:
 
     def _is_shipped(self) -> bool:
         source, tail = self._source, self._tail
-        return source is not None and tail is not None and self._pending is None and tail.place >= source.next_place()
+        return (
+            source is not None
+            and tail is not None
+            and self.writer.pending is None
+            and tail.place >= source.next_place()
+        )
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -417,7 +394,7 @@ class Shipping:
         failures = 0
         wait_ms: float | None
         while True:
-            wait_ms, end = None, self._end
+            wait_ms, end = None, self.writer.end
             try:
                 self.step()
                 failures = 0
@@ -425,8 +402,8 @@ class Shipping:
                 if self.ended:
                     return
                 wait_ms = min(_RETRY_MS << min(failures, 8), _LONGEST_RETRY_MS)
-                if self._owner.lease_ms:
-                    wait_ms = min(wait_ms, self._owner.lease_ms / _BEATS / 4)
+                if self.writer.lease_ms:
+                    wait_ms = min(wait_ms, self.writer.lease_ms / BEATS / 4)
                 failures += 1
             except Exception as error:
                 self._refused(ReplicaRefused(self._bucket.url, f"shipping has failed: {error!r}"), error)
@@ -439,8 +416,8 @@ class Shipping:
                     self._wake.wait(wait_ms / 1000)
                     continue
                 until = time.monotonic() + MANIFEST_MS / 1000
-                if self._owner.lease_ms:
-                    until = time.monotonic() + max(self._beat_at_s() - self.elapsed(), 0)
+                if self.writer.lease_ms:
+                    until = time.monotonic() + max(self._beat_at_s() - self.writer.elapsed(), 0)
                 while not self._stopping and not self._draining and time.monotonic() < until:
                     if self._waiting_bytes >= self._ship_bytes or self._draft is not None:
                         break
@@ -454,7 +431,9 @@ class Shipping:
                         continue
                     if not (self._closing or self._is_drafting) and self._manifest_is_due():
                         break
-                    self._is_idle = self._end == end  # before the look: a group that comes after it wakes this thread
+                    self._is_idle = (
+                        self.writer.end == end
+                    )  # before the look: a group that comes after it wakes this thread
                     if not self._is_idle or self._since_ms is not None:  # a clock that was set back waits no longer
                         due = time.monotonic() + self._ship_ms / 1000
                         until = min(until, due)
@@ -493,31 +472,15 @@ class Shipping:
                 if self._tail is None:
                     self._attach()
                 self._ship()
-                if self._owner.lease_ms and self.elapsed() >= self._beat_at_s():
-                    self._pending = self._packed(kind=HEARTBEAT)
-                    self._put(*self._pending)
+                if self.writer.lease_ms and self.writer.elapsed() >= self._beat_at_s():
+                    self._put(*self.writer.heartbeat(self._clock.now_ms()))
                 return
-            except _PutBefore:
-                self._tail, self._pending = None, None
+            except PutBefore:
+                self._tail, self.writer.pending = None, None
                 self._marks.clear()
 
     def _beat_at_s(self) -> float:
-        return 0.0 if self._address_is_new else self._succeeded_s + self._owner.lease_ms / _BEATS / 1000
-
-    def _packed(self, **fields: Any) -> tuple[LogObject, Parts]:
-        """The next object of the log, with its bytes."""
-        made = LogObject(
-            self._store_id,
-            self.epoch,
-            self._seq + 1,
-            self._end,
-            fields.pop("end", self._end),
-            fields.pop("time_ms", self._clock.now_ms()),
-            self._crc,
-            str(self._owner),
-            **fields,
-        )
-        return made, made.pack()
+        return 0.0 if self._address_is_new else self.writer.beat_at_s
 
     def _failed(self, error: DuelogError) -> None:
         self.figures.failures += 1
@@ -542,23 +505,24 @@ class Shipping:
     def _attach(self) -> None:
         """Find the end of the log in the bucket, and begin there. Raises ReplicaRefused, ReplicaUnreachable."""
         source, bucket = self._the_source(), self._bucket
-        self._looked_s = self.elapsed()
+        self.writer.looked_s = self.writer.elapsed()
         shipped = self._shipped = claim(bucket, self._path, self._store_id, self._partition_ms)
         self._begins_anew |= shipped.gap
-        self.manifest = self.manifest or self._newest_manifest()
-        self._manifest_s = self.elapsed()
+        self.manifest = self.manifest or newest_manifest(self._bucket)
+        self._manifest_s = self.writer.elapsed()
         if self.manifest is not None:  # as old as it is by the clocks of machines, but not yet to come
             self._manifest_s -= min(max(self._clock.now_ms() - self.manifest.taken_ms, 0), MANIFEST_MS) / 1000
-            self._refuse_deposed(self.manifest.epoch, f"the manifest at {self.manifest.seq}")
+            self.writer.refuse_deposed(self.manifest.epoch, f"the manifest at {self.manifest.seq}")
         numbers = bucket.numbers(0 if self.manifest is None else self.manifest.seq)
-        self._seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
+        self.writer.seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
         start, owner = None, ""
         if numbers:
             ends = max(source.next_place(), place_of(source.oldest_segment(), 0))
             start, owner = self._go_on_after(numbers[-1], shipped, ends)
         before = shipped.owners[shipped.owners.index(owner) if owner else 0 :]
-        owners = dict.fromkeys((*before[:1], *before[1:][-_LATE_OPENINGS:], self._owner.opening))
-        self._shipped = shipped._replace(owners=tuple(owners), inode=inode_of(self._path))
+        owners = dict.fromkeys((*before[:1], *before[1:][-_LATE_OPENINGS:], self.writer.owner.opening))
+        self.writer.owners = tuple(owners)
+        self._shipped = shipped._replace(owners=self.writer.owners, inode=inode_of(self._path))
         self._shipped.write(self._path)
         try:
             if start is None:
@@ -571,21 +535,12 @@ class Shipping:
             self._is_reached()
         self._note_waiting()
 
-    def _newest_manifest(self) -> Manifest | None:
-        """The newest manifest that is whole; None: there is none. Raises ReplicaUnreachable."""
-        for seq in reversed(self._bucket.manifests()):
-            try:
-                return read_manifest(self._bucket, seq)
-            except ReplicaDamaged as error:
-                _log.error("%s", error)
-        return None
-
     def _go_on_after(self, seq: int, shipped: Shipped, next_place: int) -> tuple[int, str]:
         """Look at the last object of the log; the place from which on this store's groups follow it, and its owner."""
         last = read_object(self._bucket, seq)
         if last.maker.opening not in shipped.owners:
             if shipped.owners:
-                self._refuse_deposed(last.epoch, log_name(seq))
+                self.writer.refuse_deposed(last.epoch, log_name(seq))
             raise ForkFound(
                 self._bucket.url,
                 f"{log_name(seq)} was shipped from elsewhere: another directory is open as this store, or was. "
@@ -599,7 +554,7 @@ class Shipping:
             )
         if shipped.inode not in (0, inode_of(self._path)) and last.kind != RESIGNED:
             self._refuse_copy(last)
-        self._crc, self._end, self.epoch = last.crc, last.end, last.epoch
+        self.writer.go_on_after(last)
         return last.end, last.maker.opening
 
     def _refuse_copy(self, last: LogObject) -> None:
@@ -607,11 +562,11 @@ class Shipping:
         lease_s = last.maker.lease_ms / 1000
         if lease_s:
             _log.warning("%s is a copy: for %g s it is seen whether the original leads", self._path, lease_s)
-        until_s = self.elapsed() + lease_s
-        while self.elapsed() < until_s:
+        until_s = self.writer.elapsed() + lease_s
+        while self.writer.elapsed() < until_s:
             found = find_object(self._bucket, last.seq + 1)
             if found is not None:
-                self._refuse_deposed(found.epoch, log_name(found.seq))
+                self.writer.refuse_deposed(found.epoch, log_name(found.seq))
                 raise ForkFound(
                     self._bucket.url,
                     f"{log_name(found.seq)} was shipped from elsewhere: {self._path} is a copy, and the original leads "
@@ -620,19 +575,10 @@ class Shipping:
             with self._wake:
                 self._wake.wait(min(max(lease_s / 20, 0.05), 0.5))
 
-    def _refuse_deposed(self, epoch: int, what: str) -> None:
-        """Raise Deposed for what was made in a higher epoch."""
-        if epoch > self.epoch:
-            raise Deposed(
-                self._bucket.url,
-                f"{what} is of epoch {epoch}, this store led in epoch {self.epoch}: another machine has taken over. "
-                "`duelog serve --standby` sets aside what was not shipped, and follows",
-            )
-
     def _begin_anew(self, lost: LogLost) -> None:
         """Go on from the oldest segment that is there, and begin with a manifest."""
         source = self._the_source()
-        if self._seq:
+        if self.writer.seq:
             _log.warning("%s: the copy goes on with a new manifest: %s", self._path, lost)
         self._note_gap(is_there=True)  # before anything behind it is shipped
         oldest = source.oldest_segment()
@@ -640,7 +586,7 @@ class Shipping:
         if self._tail is not None:
             self._tail.close()
         self._tail = LogTail(self._path, self._store_id, place_of(oldest, 0))
-        self._end = self._gap_end = place_of(oldest, 0)
+        self.writer.end = self._gap_end = place_of(oldest, 0)
         self._begins_anew, self._draft = True, None
         self._marks.clear()
 
@@ -659,16 +605,20 @@ class Shipping:
     # -- the log -----------------------------------------------------------------------------------
 
     def _ship(self) -> None:
-        source, end = self._the_source(), self._end
+        source, end = self._the_source(), self.writer.end
         self._mark(source)
-        while self._pending is not None or (self._marks and not self._stopping):
-            if self._pending is None:
-                self._pending = self._next_object()
-                if self._pending is None:
+        while self.writer.pending is not None or (self._marks and not self._stopping):
+            if self.writer.pending is None:
+                self.writer.pending = self._next_object()
+                if self.writer.pending is None:
                     continue
-            self._put(*self._pending)
+            self._put(*self.writer.pending)
             self._is_reached()
-        if self._tail is not None and self._pending is None and (self._end == end or self._end >> 32 != end >> 32):
+        if (
+            self._tail is not None
+            and self.writer.pending is None
+            and (self.writer.end == end or self.writer.end >> 32 != end >> 32)
+        ):
             self.kept.passed_bodies(self._tail.place, source.next_place)  # now and then: it looks at each of them
         self._note_waiting()
 
@@ -677,7 +627,12 @@ class Shipping:
 
         Behind a gap of the log, and at its beginning, nothing can be restored before there is a manifest.
         """
-        if self._tail is not None and self._pending is None and self.manifest is not None and not self._begins_anew:
+        if (
+            self._tail is not None
+            and self.writer.pending is None
+            and self.manifest is not None
+            and not self._begins_anew
+        ):
             with self._wake:
                 self._reached = self._tail.place
                 self._tell(self._reached)
@@ -714,32 +669,16 @@ class Shipping:
             self._marks.popleft()
         if not groups:
             return None
-        return self._packed(end=groups[-1].position + 1, time_ms=time_ms, raw=groups)
+        return self.writer.packed(time_ms, end=groups[-1].position + 1, raw=groups)
 
     def _put(self, made: LogObject, content: Parts) -> None:
-        """Have an object be stored, or raise with it pending. Raises ForkFound, ReplicaUnreachable."""
+        """Have an object be stored, or raise as `LogWriter.put`."""
         begun = time.perf_counter()
-        if self._tried is not made:
-            self._tried, self._tried_s, self._tries = made, self.elapsed(), 0
-        try:
-            self._bucket.append(made.seq, content, self._tries)
-        except AlreadyThere:
-            if not self._read_back(made, content):  # S3 says so (409) where another creation was under way, and failed
-                raise ReplicaUnreachable(
-                    self._bucket.url, f"{log_name(made.seq)} was refused, and is not there"
-                ) from None
-        except ReplicaUnreachable:
-            self._tries += 1
-            if not self._read_back(made, content):
-                raise
-            self.figures.failures += 1  # it was stored, and its answer lost
-        before_s = max(self._succeeded_s, self._looked_s)
-        if self.elapsed() > before_s + (self._owner.lease_ms or _LOOK_MS) / 1000:
-            self._look(made.seq)
-        self._succeeded_s = self._tried_s  # that try may have stored it, and a standby have seen it since
+        if not self.writer.put(made, content):
+            self.figures.failures += 1
         took_s = time.perf_counter() - begun
         self._gather_until_s = time.monotonic() + took_s * _GATHER
-        self._address_is_new = made.owner != str(self._owner)
+        self._address_is_new = made.owner != str(self.writer.owner)
         self.figures.puts += 1
         size = sum(map(len, content))
         self.figures.bytes += size
@@ -747,34 +686,8 @@ class Shipping:
         self._manifest_bytes += size
         if made.begin >= self._begin_place:
             self._taken_bytes += size - len(content[0])
-        self._seq, self._end, self._crc, self._pending = made.seq, made.end, crc_of(content[0]), None
         self._ends.append((made.seq, made.end))
         self.kept.passed(made.end >> 32)  # the last one shipped stays: the next opening goes on in it
-
-    def _read_back(self, made: LogObject, content: Parts) -> bool:
-        """Return whether an object in doubt is stored. Raises ForkFound, ReplicaUnreachable."""
-        stored = self._bucket.read(made.seq)
-        if stored is None:
-            return False
-        if stored == b"".join(content):
-            return True
-        other, _ = unpack(self._bucket.url, log_name(made.seq), stored)
-        self._refuse_deposed(other.epoch, log_name(made.seq))
-        if other.maker.opening in self._shipped.owners and other.maker.opening != self._owner.opening:
-            raise _PutBefore
-        raise ForkFound(
-            self._bucket.url,
-            f"{log_name(made.seq)} was created by another writer: this store is open as {self._path} and elsewhere",
-        )
-
-    def _look(self, seq: int) -> None:
-        """See that no other has led since. Raises Deposed, ReplicaUnreachable."""
-        last = max(self._bucket.numbers(seq), default=0)
-        if (found := find_object(self._bucket, last) if last else None) is not None:
-            self._refuse_deposed(found.epoch, log_name(last))
-        newest = self._newest_manifest()
-        if newest is not None:
-            self._refuse_deposed(newest.epoch, f"the manifest at {newest.seq}")
 
     def _note_waiting(self) -> None:
         with self._wake:
@@ -823,12 +736,14 @@ class Shipping:
         return (place_of(manifest.oldest, 0) if draft.needs_groups else manifest.next_place) < self._gap_end
 
     def _manifest_is_due(self) -> bool:
-        if self.elapsed() < self._draft_at_s:
+        if self.writer.elapsed() < self._draft_at_s:
             return False
         if self.manifest is None or self._begins_anew or self._manifest_bytes >= MANIFEST_BYTES:
             return True
-        age_ms = max(self._clock.now_ms() - self.manifest.taken_ms, 1000 * (self.elapsed() - self._manifest_s))
-        return self._seq > self.manifest.seq and age_ms >= MANIFEST_MS  # by the store's clock, or though that went back
+        age_ms = max(self._clock.now_ms() - self.manifest.taken_ms, 1000 * (self.writer.elapsed() - self._manifest_s))
+        return (
+            self.writer.seq > self.manifest.seq and age_ms >= MANIFEST_MS
+        )  # by the store's clock, or though that went back
 
     def make_manifest(self) -> None:
         """Have the next step make a manifest, whether it is time or not."""
@@ -867,7 +782,7 @@ class Shipping:
             if self._manifests is not None:
                 self._draft = self._manifests.draft(self.manifest)
         except Exception as error:
-            self._draft_at_s = self.elapsed() + _LONGEST_RETRY_MS / 1000
+            self._draft_at_s = self.writer.elapsed() + _LONGEST_RETRY_MS / 1000
             self.figures.failures += 1
             self._draft_error = error
             self._log.log(logging.ERROR, "%s: no manifest is made for now: %s", self._path, error)
@@ -877,11 +792,11 @@ class Shipping:
     def _put_manifest(self, draft: Draft) -> None:
         begins = place_of(draft.manifest.oldest or 0, 0) if draft.needs_groups else draft.manifest.next_place
         first = self._first_from(begins)  # some objects may have been put since the instant
-        manifest = draft.manifest._replace(seq=self._seq, first=first)
-        self._bucket.put(manifest_name(self._seq), manifest.pack())
+        manifest = draft.manifest._replace(seq=self.writer.seq, first=first)
+        self._bucket.put(manifest_name(self.writer.seq), manifest.pack())
         self.manifest, self._draft, self._begins_anew = manifest, None, False
         self._note_gap(is_there=False)
-        self._manifest_bytes, self._manifest_s = 0, self.elapsed()
+        self._manifest_bytes, self._manifest_s = 0, self.writer.elapsed()
         self.figures.manifests += 1
         self._is_reached()
         if self._drafting is not None:
@@ -903,7 +818,7 @@ class Shipping:
     def _first_from(self, place: int) -> int:
         """The first log object that has groups from a place on; the next one where none has."""
         own = [seq for seq, end in self._ends if end > place]
-        seq = own[0] if own else self._seq + 1
+        seq = own[0] if own else self.writer.seq + 1
         if self._ends and seq > self._ends[0][0]:
             return seq
         while seq > 1 and (before := find_object(self._bucket, seq - 1)) is not None and before.end > place:
@@ -923,8 +838,8 @@ class Shipping:
             self._waiting_groups,
             error,
             error is not None and self.ended,
-            self._seq,
-            self._end,
+            self.writer.seq,
+            self.writer.end,
             None if self.manifest is None else self.manifest.taken_ms,
             self.kept.bytes,
             figures.puts,
@@ -932,7 +847,7 @@ class Shipping:
             figures.bytes,
             figures.manifests,
             figures.seconds,
-            self.epoch,
+            self.writer.epoch,
             self.leads and not isinstance(self.error, Deposed),
         )
 

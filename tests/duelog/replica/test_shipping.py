@@ -628,7 +628,7 @@ def test_manifests_are_made_though_the_clock_was_set_back(
 ) -> None:
     """An hour is counted by a clock that does not go back, too."""
     shipping, elapsed_s = shipping_of(store), 1e6
-    shipping.elapsed = lambda: elapsed_s
+    shipping.writer.elapsed = lambda: elapsed_s
     ship(store)
     clock.set(START_MS - 86_400_000)
     for manifests in (1, 2, 3):
@@ -643,7 +643,7 @@ def test_a_damaged_manifest_keeps_nothing_from_being_shipped(bucket: FaultyBucke
     manifested(store)
     bucket.put(manifest_name(bucket.manifests()[-1]), b"?")
     shipping, elapsed = shipping_of(store), itertools.count(1_000_000, 100)
-    shipping.elapsed = lambda: next(elapsed)
+    shipping.writer.elapsed = lambda: next(elapsed)
     shipped(store, b"2")
     assert shipping.error is None
 

@@ -29,6 +29,7 @@ from duelog.replica import manifest_files, set_aside
 from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
+from duelog.replica.log_writer import LogWriter
 from duelog.replica.replica_status import aside_of
 from duelog.replica.restoring import MARK, GapFound, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
@@ -790,7 +791,7 @@ def test_a_late_put_of_a_stalled_leader_counts_after_a_look(bench: Bench) -> Non
         second.topic("a").send(b"2", deliver_after=DAY_S)
         ship(second)
         manifested(second)
-        stalled = shipping_of(bench.leader)._seq
+        stalled = shipping_of(bench.leader).writer.seq
         bench.bucket.delete([f"log/{number:016d}" for number in bench.bucket.numbers() if number <= stalled + 2])
         with pytest.raises(Deposed):
             shipping_of(bench.leader).step()
@@ -856,7 +857,7 @@ WRONG: dict[str, tuple[object, str, object, Callable[[Bench], None]]] = {
         Shipping, "leads", True, test_a_leader_refuses_work_before_its_lease_has_passed
     ),
     "a put that came late counts": (
-        Shipping, "_look", none, test_a_late_put_of_a_stalled_leader_counts_after_a_look
+        LogWriter, "_look", none, test_a_late_put_of_a_stalled_leader_counts_after_a_look
     ),
     "nobody waits for the copy": (
         Shipping, "wait_for", none, test_a_replicated_send_is_never_told_behind_the_fence
