@@ -55,6 +55,7 @@ class Turns:
     def __post_init__(self) -> None:
         self._poll_s = min(max(self._standby.lease_ms / 20_000, 0.05), 0.5)
         self._thread = ThreadPoolExecutor(1, "duelog-standby")
+        self._beats = ThreadPoolExecutor(1, "duelog-lease")
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises what the copy refuses, and what a store or a broker raises."""
@@ -73,7 +74,12 @@ class Turns:
                     await self._pause()
 
     async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Do a work on the standby's thread, and renew the lease meanwhile, where there is one to be renewed."""
+        loop = asyncio.get_running_loop()
+        working = loop.run_in_executor(self._thread, work)
+        while not (await asyncio.wait([working], timeout=self._poll_s))[0]:
+            await loop.run_in_executor(self._beats, self._standby.beat)
+        return await working
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
@@ -124,6 +130,7 @@ class Turns:
 
     async def _lead(self) -> None:
         store = await self._call(self._open_store)
+        self._standby.opened()
         try:
             broker = self._broker(store)
             await broker.start()

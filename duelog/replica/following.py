@@ -7,6 +7,10 @@ several only one can, and what is before the fence is all that the leader ever h
 the leader too, finds it under the number. The new leader looks once more whether others have led since, as its put may
 have been late, moves the store to its place, and opens it.
 
+That may take longer than the lease. So from its fence on it puts heartbeats (`Standby.beat`), by another thread than
+the one that makes and opens the store, until the store ships its log. The two are openings of one directory: where both
+put an object at once the store goes on behind the heartbeat, and where it was first the heartbeats end.
+
 A directory that was the leader's, and meets a higher epoch, is set aside first (`set_aside.py`).
 """
 
@@ -18,7 +22,15 @@ from pathlib import Path
 
 from duelog.delayed_store import DelayedStore
 from duelog.store.clock import SystemClock
-from duelog.store.errors import Deposed, DuelogError, ForkFound, InvalidArgument, ReplicaDamaged, ReplicaRefused
+from duelog.store.errors import (
+    Deposed,
+    DuelogError,
+    ForkFound,
+    InvalidArgument,
+    ReplicaDamaged,
+    ReplicaRefused,
+    ReplicaUnreachable,
+)
 from duelog.store.files.directory import move
 from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained
@@ -27,6 +39,7 @@ from duelog.store.wal.segment import place_of
 from .bucket import AlreadyThere, Bucket, log_name
 from .identity import Shipped, read_shipped, store_object
 from .log_object import FENCE, RESIGNED, LogObject, Owner, find_object, read_object
+from .log_writer import LogWriter, PutBefore
 from .manifest import read_manifest
 from .restoring import MARK, Place, ReplicaLog, Restoring, take_place
 from .set_aside import set_aside
@@ -55,7 +68,7 @@ def last_object(bucket: Bucket) -> LogObject | None:
 
 
 class Standby:
-    """Follows one copy until it leads. For one thread."""
+    """Follows one copy until it leads. For one thread, but `beat`."""
 
     def __init__(
         self,
@@ -84,6 +97,10 @@ class Standby:
         """Why the log cannot be read on: the error, the manifests there are, a number, the hash of what is there."""
         self._seen_s = elapsed()
         """When the last object was seen first."""
+        self._fenced_s = 0.0
+        """When a fence was last tried."""
+        self._writer: LogWriter | None = None
+        """Holds the lease while the store that leads is made and opened."""
 
     @property
     def lease_ms(self) -> int:
@@ -121,7 +138,7 @@ class Standby:
         return False
 
     def _forget(self) -> None:
-        self._log = self._restoring = None
+        self._log = self._restoring = self._writer = None
         if self._place is not None:
             self._place.close()
         self._place = take_place("STORE", self._path, self._staged, "no standby's")
@@ -147,9 +164,35 @@ class Standby:
                 if last is not None and self._has_passed(last):
                     self._put_fence(last)
                     last = self._read_on(lists=True)
-            if last is None or last.kind != FENCE or last.maker.opening != self._owner.opening:
+            if last is None or last.maker.opening != self._owner.opening:
                 return False
-            return self._lead(last)
+            try:
+                return self._lead(last)
+            except BaseException:
+                self._writer = None  # another standby may do it
+                raise
+
+    def beat(self) -> None:
+        """Renew the lease if it is time, while `step` makes the store that leads, or it is being opened.
+
+        Any one thread may call it, also where there is nothing to renew.
+        """
+        writer = self._writer
+        if writer is None or self._elapsed() < writer.beat_at_s:
+            return
+        try:
+            writer.put(*writer.heartbeat(SystemClock().now_ms()))
+        except ReplicaUnreachable as error:
+            _log.warning("%s: the lease is not renewed for now: %s", self._path, error)
+        except (PutBefore, ForkFound):  # the store that was opened ships its log
+            self._writer = None
+        except DuelogError as error:  # which opening it finds, too
+            self._writer = None
+            _log.warning("%s: the lease is not renewed any more: %s", self._path, error)
+
+    def opened(self) -> None:
+        """Put no more heartbeats: the store that leads has been opened, and holds the lease by itself."""
+        self._writer = None
 
     def _read_on(self, lists: bool) -> LogObject | None:
         """Apply what is new; the last object, None where there is none yet. lists: as of `ReplicaLog.more`."""
@@ -222,21 +265,32 @@ class Standby:
             str(self._owner),
             kind=FENCE,
         )
+        self._fenced_s = self._elapsed()
         with suppress(AlreadyThere):
             self._bucket.append(fence.seq, fence.pack())
 
-    def _lead(self, fence: LogObject) -> bool:
-        """Put the store in its place; False where others have led behind the fence, which came late: it follows on."""
+    def _lead(self, last: LogObject) -> bool:
+        """Put the store in its place; False where others have led behind the fence, or lead by now: it follows on.
+
+        last: the fence of this opening, or a heartbeat behind it.
+        """
         manifests = self._bucket.manifests()
-        if self._restoring is None or (manifests and manifests[-1] >= fence.seq):
+        if self._restoring is None or (manifests and manifests[-1] >= last.seq):
             self._restoring = None
-            _log.warning("%s: %s came too late: another leads by now", self._path, log_name(fence.seq))
+            _log.warning("%s: %s came too late: another leads by now", self._path, log_name(last.seq))
             return False
-        self._restoring.finish(fence.end >> 32)
-        Shipped(self._bucket.url, (self._owner.opening,), fence.epoch, new_line=True).write(self._staged)
+        writer = LogWriter(self._path, last.store_id, self._bucket, self._owner, last.epoch, self._elapsed)
+        writer.go_on_after(last)
+        writer.succeeded_s = self._fenced_s
+        self._writer = writer
+        self._restoring.finish(last.end >> 32)
+        Shipped(self._bucket.url, (self._owner.opening,), last.epoch, new_line=True).write(self._staged)
+        if self._writer is not writer:
+            self._restoring = None
+            return False
         with suppress(FileNotFoundError):
             self._path.rmdir()
         move(self._staged, self._path)
         (self._path / MARK).unlink()  # behind the move: what has no mark is not ours to remove
-        _log.warning("%s leads in epoch %d", self._path, fence.epoch)
+        _log.warning("%s leads in epoch %d", self._path, last.epoch)
         return True

@@ -28,7 +28,7 @@ _log = logging.getLogger("duelog.replica")
 BEATS = 3
 """Objects that are put in a lease, at the least."""
 
-LEADS = 0.8
+_LEADS = 0.8
 """The part of a lease, after its last success, in which a leader goes on."""
 
 _LOOK_MS = 60_000
@@ -96,7 +96,7 @@ class LogWriter:
     @property
     def leads(self) -> bool:
         """False where the lease may have passed."""
-        return not self.lease_ms or self.elapsed() <= self.succeeded_s + LEADS * self.lease_ms / 1000
+        return not self.lease_ms or self.elapsed() <= self.succeeded_s + _LEADS * self.lease_ms / 1000
 
     @property
     def beat_at_s(self) -> float:

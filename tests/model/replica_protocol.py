@@ -3,10 +3,12 @@
 A log object is created if absent; who creates the next number, with a higher epoch, leads. A leader tells a client the
 id of an entry when it has it locally, and acknowledges it as replicated when its object is stored. Puts arrive at any
 time after they were sent, also after their sender gave up waiting; answers are lost; a manifest is written and the log
-pruned. There is no clock but `fresh`: the leader's last success lies within the lease.
+pruned. There is no clock but `fresh`: the leader's last success lies within the lease. A new leader opens its store
+first, and puts heartbeats meanwhile; the store goes on where it finds the log's end, as another maker of objects, while
+a heartbeat may be on its way.
 
-What must hold: who leads by the newest epoch has every replicated entry; no id was told for two entries; a leader is
-deposed only by a higher epoch.
+What must hold: the copy, and who leads by the newest epoch, have every replicated entry; no id was told for two
+entries; a leader is deposed only by a higher epoch.
 """
 
 import sys
@@ -22,19 +24,25 @@ FAULTS = {
     "own object is another's": "a number that is taken deposes the leader, though its own lost put took it",
     "acknowledged before the put": "an entry counts as replicated when its put is sent",
     "ids again": "a new leader goes on from the ids that it has, not from ids of its epoch",
+    "heartbeat is the entry": "a number that a heartbeat of its opening took counts as the put of the store",
+    "heartbeat deposes": "a heartbeat of its opening deposes the store",
 }
 
 ENTRIES, EPOCHS, NUMBERS = 2, 3, 5
 """Bounds: entries that clients send, epochs, and numbers that heartbeats reach."""
 
-FOLLOWS, FENCES, LEADS, DEPOSED = range(4)
+FOLLOWS, FENCES, OPENS, LEADS, DEPOSED = range(5)
 SENT, STORED, TAKEN, UNKNOWN = range(4)
 NOTHING = -1
 """In place of an entry: a heartbeat or a fence."""
+_PROCESSES = 3
 
 
 class LogObject(NamedTuple):
-    """An object of the log, or its put. `owner`: the process that makes it; two never make the same bytes."""
+    """An object of the log, or its put. `owner`: the process that makes it; two never make the same bytes.
+
+    Those of a store that a process has opened after its fence have an owner of their own.
+    """
 
     seq: int
     epoch: int
@@ -61,6 +69,7 @@ class Process(NamedTuple):
     fresh: bool = True
     slow: bool = False
     next_id: int = 0
+    opened: bool = False
 
 
 class State(NamedTuple):
@@ -103,7 +112,11 @@ def _bit(entry: int) -> int:
 def _own(state: State, index: int) -> LogObject:
     process = state.processes[index]
     entry = NOTHING if process.put is None else process.put[0]
-    return LogObject(process.seq, process.epoch, entry, index)
+    return LogObject(process.seq, process.epoch, entry, _owner(index, process))
+
+
+def _owner(index: int, process: Process) -> int:
+    return index + _PROCESSES if process.opened else index
 
 
 def _with(state: State, index: int, process: Process) -> State:
@@ -125,7 +138,7 @@ def nexts(state: State, fault: str | None) -> Iterator[tuple[str, State]]:
 def _arrivals(
     state: State, there: dict[int, LogObject], put: LogObject, fault: str | None
 ) -> Iterator[tuple[str, State]]:
-    after, sender = state._replace(wire=state.wire - {put}), put.owner
+    after, sender = state._replace(wire=state.wire - {put}), put.owner % _PROCESSES
     process = state.processes[sender]
     waits = process.put is not None and process.put[1] == SENT and _own(state, sender) == put
     if put.seq in there:
@@ -145,7 +158,7 @@ def _arrivals(
 
 def _send(state: State, index: int, process: Process, entry: int) -> State:
     following = _with(state, index, process._replace(put=(entry, SENT)))
-    return following._replace(wire=state.wire | {LogObject(process.seq, process.epoch, entry, index)})
+    return following._replace(wire=state.wire | {LogObject(process.seq, process.epoch, entry, _owner(index, process))})
 
 
 def _steps(
@@ -177,20 +190,28 @@ def _steps(
             if passed and fault != "no look after the fence":
                 yield "fenced too late", _with(state, index, Process())
             else:
-                yield "leads", _with(state, index, process._replace(role=LEADS, seq=process.seq + 1, put=None))
-    if role == LEADS:
+                yield "leads", _with(state, index, process._replace(role=OPENS, seq=process.seq + 1, put=None))
+    if role == OPENS:
+        last = max(state.log, default=None)
+        if last is not None and last.owner == index and last.epoch == process.epoch:
+            opened = process._replace(role=LEADS, seq=last.seq + 1, put=None, opened=True)
+            yield "opens", _with(state, index, opened)
+        else:
+            yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
+    if role in (OPENS, LEADS):
         yield from _leads(state, there, index, process, fault)
 
 
 def _leads(
     state: State, there: dict[int, LogObject], index: int, process: Process, fault: str | None
 ) -> Iterator[tuple[str, State]]:
-    put, manifest = process.put, state.manifest
+    put, manifest, taken = process.put, state.manifest, there.get(process.seq)
+    is_own = process.opened and taken is not None and (taken.owner, taken.epoch) == (index, process.epoch)
     if process.fresh:
         slow = put is not None or process.slow
         yield "lease passes", _with(state, index, process._replace(fresh=False, slow=slow))
     if put is None:
-        if state.sent < ENTRIES:
+        if process.role == LEADS and state.sent < ENTRIES:
             entry = state.sent
             following = _send(state, index, process._replace(slow=False, next_id=process.next_id + 1), entry)
             following = following._replace(sent=entry + 1, told=state.told | {(process.next_id, entry)})
@@ -199,16 +220,19 @@ def _leads(
             yield "puts an entry", following
         if process.seq < NUMBERS:
             yield "heartbeat", _send(state, index, process._replace(slow=False), NOTHING)
-        if process.seq - 1 > manifest.seq:
+        if process.role == LEADS and process.seq - 1 > manifest.seq:
             yield "manifest", state._replace(manifest=Manifest(process.seq - 1, process.entries, process.epoch))
         old = [each for each in state.processes if each.role == LEADS and each.epoch < newest_epoch(state)]
         late = fault == "pruned early" or not any(each.fresh for each in old)
-        if state.prunings < 1 and late and any(seq <= manifest.seq for seq in there):
+        if process.role == LEADS and state.prunings < 1 and late and any(seq <= manifest.seq for seq in there):
             kept = tuple(each for each in state.log if each.seq > manifest.seq)
             yield "prunes", state._replace(log=kept, prunings=state.prunings + 1)
-    elif put[1] == TAKEN:
-        yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
-    elif put[1] == STORED:
+    elif put[1] == TAKEN and not (is_own and fault == "heartbeat is the entry"):
+        if is_own and fault != "heartbeat deposes":
+            yield "goes on behind its heartbeat", _send(state, index, process._replace(seq=max(there) + 1), put[0])
+        else:
+            yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
+    elif put[1] in (STORED, TAKEN):
         looks = {"no look": False, "slow put only": process.slow}.get(fault or "", not process.fresh)
         passed = newest_epoch(state) > process.epoch or manifest.seq >= process.seq
         if looks and passed:
@@ -226,11 +250,16 @@ def wrong(state: State) -> str | None:
     ids = [id_ for id_, _ in state.told]
     if len(set(ids)) < len(ids):
         return f"an id was told for two entries: {sorted(state.told)}"
+    copied = state.manifest.entries
+    for each in state.log:
+        copied |= _bit(each.entry)
+    if state.replicated & ~copied:
+        return f"the copy lacks replicated entries: {state.replicated:b}"
     newest = newest_epoch(state)
     for process in state.processes:
         if process.role == DEPOSED and newest <= process.epoch:
             return f"the leader of epoch {process.epoch} was deposed by none"
-        if process.role == LEADS and process.epoch >= newest and state.replicated & ~process.entries:
+        if process.role in (OPENS, LEADS) and process.epoch >= newest and state.replicated & ~process.entries:
             return f"the leader of epoch {process.epoch} lacks replicated entries: {state.replicated:b}"
     return None
 

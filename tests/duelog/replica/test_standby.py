@@ -23,20 +23,23 @@ from duelog.errors import (
     ReplicaRefused,
     ReplicaUnreachable,
     StoreFailed,
+    StoreFull,
     StoreLocked,
 )
+from duelog.opening import recover
 from duelog.replica import manifest_files, set_aside
 from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.log_writer import LogWriter
 from duelog.replica.replica_status import aside_of
-from duelog.replica.restoring import MARK, GapFound, take_place
+from duelog.replica.restoring import MARK, GapFound, Restoring, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
 from duelog.replica.shipping import Shipping
+from duelog.replica.takeover import renew_ids
 from duelog.store.wal.segment_file import SegmentFile
 from tests.conftest import present, raising
-from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of, waiting
+from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, manifested, restored, ship, shipping_of, waiting
 from tests.duelog.side_by_side import crashed
 from tests.proof import wrong_engines
 
@@ -249,6 +252,132 @@ def test_a_fence_whose_answer_is_lost_is_found(bench: Bench) -> None:
         follower.step()
     assert follower.step()
     assert follower.epoch == 2
+
+
+def test_a_leader_that_takes_longer_than_the_lease_to_open_is_not_followed_by_another(bench: Bench) -> None:
+    """It puts heartbeats from its fence on. Before, two machines with large stores fenced each other for ever."""
+    bench.ship(b"1")
+    two, three = (bench.follow(name) for name in ("two", "three"))
+    slow, begun, begin = list[str](), list[Shipping](), Shipping.begin
+
+    def slowly(what: str, renew: Callable[[], object], work: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*arguments: Any, **named: Any) -> Any:
+            if what not in slow:
+                slow.append(what)
+                for _ in range(5):
+                    bench.pass_lease(0.4)
+                    renew()
+                    assert not three.step()
+            return work(*arguments, **named)
+
+        return done
+
+    def begins(shipping: Shipping, *arguments: Any, **named: Any) -> None:
+        begun.append(shipping)
+        begin(shipping, *arguments, **named)
+
+    def ships() -> None:
+        begun[0].step()
+
+    with (
+        patch.object(Restoring, "finish", slowly("make", two.beat, Restoring.finish)),
+        patch("duelog.engine.recover", slowly("recover", two.beat, recover)),
+        patch.object(Shipping, "begin", begins),
+        patch.object(manifest_files, "renew_ids", slowly("renew", ships, renew_ids)),
+    ):
+        bench.take_over(two)
+        store = bench.open("two")
+    with store:
+        assert slow == ["make", "recover", "renew"]
+        assert (three.epoch, waiting(store)) == (2, {b"1"})
+        objects = len(log_of(bench.bucket))
+        two.beat()
+        two.opened()
+        bench.pass_lease(0.4)
+        two.beat()
+        assert len(log_of(bench.bucket)) == objects
+        bench.pass_lease(0.1)
+        ship(store)
+        assert not three.step()
+
+
+@pytest.mark.parametrize("fault", ["lost", "late", "down", "twice"])
+def test_a_heartbeat_of_an_opening_that_gets_no_answer_is_put_once(bench: Bench, fault: str) -> None:
+    """And one that came between the look and the first put of the store that was opened is no fork."""
+    bench.ship(b"1")
+    two = bench.follow("two")
+    bench.take_over(two)
+    bench.bucket.faults = iter((fault, None, fault))
+    for _ in range(6):
+        bench.pass_lease(0.4)
+        two.beat()
+    kinds = [each.kind for each in log_of(bench.bucket)]
+    assert set(kinds[kinds.index(FENCE) + 1 :]) == {HEARTBEAT}
+    assert len(kinds) >= kinds.index(FENCE) + 4
+
+    def between(name: str) -> None:
+        if name == log_name(len(kinds) + 1):
+            bench.bucket.before_creation = lambda name: None
+            bench.pass_lease(0.4)
+            two.beat()
+
+    bench.bucket.before_creation = between
+    with bench.open("two") as store:
+        store.topic("a").send(b"2", deliver_after=DAY_S)
+        ship(store)
+        assert [each.kind for each in log_of(bench.bucket)][len(kinds)] == HEARTBEAT
+    assert bench.waiting("two") == {b"1", b"2"}
+
+
+def test_a_leader_that_is_deposed_before_it_is_open_follows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its store is made, and as it is opened. It puts nothing behind the fence of the other."""
+    bench.ship(b"1")
+    two, three = (bench.follow(name) for name in ("two", "three"))
+    with monkeypatch.context() as patched:
+        finish = Restoring.finish
+
+        def deposed(restoring: Restoring, number: int) -> None:
+            patched.undo()
+            finish(restoring, number)
+            assert not three.step()
+            bench.take_over(three)
+            two.beat()
+
+        patched.setattr(Restoring, "finish", deposed)
+        bench.pass_lease()
+        assert not two.step()
+    assert not (bench.path / "two").exists()
+    assert not two.step()
+    assert two.epoch == 3
+    bench.take_over(two)
+    bench.take_over(bench.follow("four"))
+    objects = len(log_of(bench.bucket))
+    two.beat()
+    with pytest.raises(Deposed):
+        bench.open("two")
+    two.beat()
+    assert len(log_of(bench.bucket)) == objects
+    assert bench.follow("two").epoch == 5
+
+
+def test_a_standby_that_cannot_make_the_store_that_leads_leaves_the_lease_to_others(bench: Bench) -> None:
+    """Its disk may be full: it renews nothing, and follows whoever can."""
+    bench.ship(b"1")
+    two, three = (bench.follow(name) for name in ("two", "three"))
+    bench.pass_lease()
+    with (
+        patch.object(Restoring, "finish", raising(StoreFull(bench.path, "the disk is full"))),
+        pytest.raises(StoreFull),
+    ):
+        two.step()
+    assert not three.step()
+    objects = len(log_of(bench.bucket))
+    bench.pass_lease(0.5)
+    two.beat()
+    assert len(log_of(bench.bucket)) == objects
+    bench.take_over(three)
+    assert not two.step()
+    assert bench.waiting("three") == {b"1"}
 
 
 def test_a_standby_whose_fence_came_late_follows_on(bench: Bench) -> None:
@@ -852,6 +981,9 @@ WRONG: dict[str, tuple[object, str, object, Callable[[Bench], None]]] = {
     ),
     "a standby waits for no lease": (
         Standby, "_has_passed", lambda *_: True, test_a_leader_that_renews_its_lease_is_not_followed_by_another
+    ),
+    "a leader puts nothing until it is open": (
+        Standby, "beat", none, test_a_leader_that_takes_longer_than_the_lease_to_open_is_not_followed_by_another
     ),
     "a leader goes on behind its lease": (
         Shipping, "leads", True, test_a_leader_refuses_work_before_its_lease_has_passed

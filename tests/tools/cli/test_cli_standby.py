@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -141,6 +142,9 @@ def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(failure: 
         def begin(self) -> bool:
             return True
 
+        def beat(self) -> None:
+            """Nothing is to be renewed."""
+
     def fails() -> NoReturn:
         opened.append("")
         if len(opened) == 2:
@@ -156,6 +160,33 @@ def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(failure: 
     assert len(opened) == 2
 
 
+def test_the_lease_is_renewed_as_long_as_a_machine_makes_and_opens_its_store() -> None:
+    """By another thread than theirs, until it is open. Before, a second standby fenced meanwhile."""
+    beats, states = threading.Semaphore(0), list[str]()
+
+    class Leads:
+        lease_ms, leader = 1, None
+
+        def begin(self) -> bool:
+            return False
+
+        def step(self) -> bool:
+            states.extend("step" for _ in range(3) if beats.acquire(timeout=WITHIN_S))
+            return True
+
+        def beat(self) -> None:
+            beats.release()
+
+    def opens() -> NoReturn:
+        states.extend("open" for _ in range(3) if beats.acquire(timeout=WITHIN_S))
+        turns._ended.set()
+        raise DEPOSED
+
+    turns = Turns(Leads(), BrokerConfig(), opens, Broker, print)  # type: ignore[arg-type]
+    asyncio.run(turns.run())
+    assert states == ["step"] * 3 + ["open"] * 3
+
+
 @pytest.mark.parametrize("failure", [ReplicaUnreachable, GapFound, lambda url, why: ReplicaDamaged(url, "log/1", why)])
 def test_a_standby_goes_on_where_the_copy_is_about_to_be_whole_again(failure: Callable[[str, str], Exception]) -> None:
     """It tries again. Before, it ended at a gap of the log, a moment before the manifest behind it was put."""
@@ -166,6 +197,9 @@ def test_a_standby_goes_on_where_the_copy_is_about_to_be_whole_again(failure: Ca
 
         def begin(self) -> bool:
             return False
+
+        def beat(self) -> None:
+            """Nothing is to be renewed."""
 
         def step(self) -> bool:
             steps.append("")
