@@ -229,6 +229,7 @@ class WriteBatch(Staging):
 
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
+        self.end_reads()  # who has the lock may be waiting for the gate, and who waits for that to be alone in it
         publication = self._memtable.publication
         with publication.lock:  # all of a group, or nothing
             publication.torn = True

@@ -132,6 +132,20 @@ class Spy:
         return getattr(self._env, name)
 
 
+class NotedLock:
+    """In place of the lock of groups: notes whether who takes it is inside an environment's gate."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._gate = environment._gate
+        self.inside: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.inside.append(self._gate.held)
+
+    def __exit__(self, *_: object) -> None:
+        """It was never taken."""
+
+
 def spy_on(environment: Environment) -> Spy:
     """Put a spy between an environment and LMDB."""
     spy = Spy(environment)

@@ -54,7 +54,7 @@ from duelog.store.wal.segment import Row
 from duelog.store.wal.write_batch import WriteBatch, add_row
 from tests.conftest import present, raising
 from tests.proof import length
-from tests.store.commits import beside
+from tests.store.commits import NotedLock, beside
 
 LIMITS = RunLimits(entries=6, bytes=4_096)
 KEY = counter_key("a")
@@ -120,6 +120,15 @@ def runs_in_lmdb(environment: Environment, ledger_id: int) -> list[tuple[int, in
     """The applied runs of a ledger: [first, limit) of each."""
     with applied(environment) as raw:
         return [(run.first_entry, run.limit) for run in runs(raw, "e", ledger_id) if isinstance(run, Run)]
+
+
+def test_a_read_of_one_instant_waits_for_no_group_inside_the_gate(opened: Environment, memtable: Memtable) -> None:
+    """Who has the lock of groups may wait for the gate, where another waits until nobody is inside: all stood still."""
+    lock: Any = NotedLock(opened)
+    memtable.publishing = lock
+    with opened.read(frozen=True):
+        pass
+    assert lock.inside == [False]
 
 
 def test_reading_the_last_of_many_unapplied_runs_looks_at_few_of_them(opened: Environment, memtable: Memtable) -> None:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from duelog.store.log import catalog
 from duelog.store.log.ledger import insert_messages
 from duelog.store.wal.segment import MAIN, RowKind
 from duelog.store.wal.write_batch import EnvironmentBatch, WriteBatch, add_row
-from tests.store.commits import Log
+from tests.store.commits import Log, NotedLock
 
 LIMITS = RunLimits(entries=4, bytes=1_024)
 KEY = counter_key("a")
@@ -114,6 +115,16 @@ def test_rows_that_are_read_back_fill_a_memtable_as_they_were_published(rig: Rig
     assert again.view.records.items() == rig.main.view.records.items()
     assert again.view.runs == rig.main.view.runs
     assert HEADER.unpack_from(again.view.runs[5][0].value)[4] == 2
+
+
+def test_a_group_that_has_read_is_published_inside_no_gate(rig: Rig) -> None:
+    """Who loads a partition has the lock of groups, and waits for a backup that waits until nobody is inside."""
+    assert rig.batch.main.get(KEY) is None
+    assert rig.environment._gate.held
+    lock: Any = NotedLock(rig.environment)
+    rig.main.publication.lock = lock
+    rig.batch.publish(1)
+    assert lock.inside == [False]
 
 
 def test_a_record_is_read_as_the_group_leaves_it(rig: Rig) -> None:
