@@ -6,7 +6,7 @@ it; its runs are then removed in bounded parts, so that firing is not held up, i
 its body file. A crash in between leaves a TRIMMING record, or the file, which the next open finishes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..store.codec import format as fmt
 from ..store.codec.format import LedgerState, PartitionRecord, PartitionState
@@ -72,23 +72,24 @@ def roll_ledgers(main: Environment, logs: Sequence[ManagedLedger], now_ms: int) 
         main.write(work, makes_space=True)
 
 
-def trim_ledgers(main: Environment, firsts: Sequence[tuple[ManagedLedger, int]]) -> list[int]:
+def trim_ledgers(
+    main: Environment, firsts: Sequence[tuple[ManagedLedger, int]], trimmed: Callable[[list[int]], object]
+) -> None:
     """Trim the closed ledgers of each log before the ledger with it, and release what they held, in one commit.
 
-    Returns the starts of the partitions that no topic holds any more. The runs are still to be removed
-    (`remove_part`).
+    trimmed: called as it ends, with the starts of the partitions that no topic holds any more. The runs are still to be
+    removed (`remove_part`).
     """
 
-    def work(transaction: Transaction) -> list[int]:
-        freed = []
+    def work(transaction: Transaction) -> None:
+        freed: list[int] = []
         for log, first in firsts:
             log.trim(transaction, first)
             freed += release_before(transaction, log.topic_id, first)
-        return freed
+        transaction.after_commit(lambda: trimmed(freed))
 
-    freed = main.write(work, makes_space=True)
+    main.write(work, makes_space=True)
     reach("trim.recorded")
-    return freed
 
 
 def release_before(transaction: Transaction, topic_id: int, first: int | None) -> list[int]:

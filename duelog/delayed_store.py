@@ -109,9 +109,17 @@ class DelayedStore:
             raise InvalidArgument("config", config, "expected a StoreConfig or None")
         if clock is not None and not isinstance(clock, Clock):
             raise InvalidArgument("clock", clock, "expected a Clock or None")
-        with explained(where):
-            config, clock = config or StoreConfig(), clock or SystemClock()
-            return cls(open_engine(where, config, clock, read_only=read_only, begin=_begin_shipping))
+        engine: Engine | None = None
+        try:
+            with explained(where):
+                config, clock = config or StoreConfig(), clock or SystemClock()
+                engine = open_engine(where, config, clock, read_only=read_only, begin=_begin_shipping)
+                store = cls(engine)
+            return store
+        except BaseException:  # an interrupt too: nobody else could close it
+            if engine is not None:
+                engine.close()
+            raise
 
     @property
     def path(self) -> Path:

@@ -513,17 +513,18 @@ def open_engine(
 
     records_defaults: a store that has none recorded takes over those of `config`; without that it keeps everything.
     """
-    with ExitStack() as undo:
+    undo = ExitStack()
+    close: Callable[[], None] = undo.close
+    try:
         try:
             recovered = recover(path, config, clock, undo, read_only=read_only)
             engine = Engine(recovered, undo, records_defaults=records_defaults)
         except CorruptRecord as error:
             raise DamagedStore(path / "main", str(error)) from error
-        undo.pop_all()
-    try:
+        close = engine.close
         begin(engine)
         engine.start()
+        return engine
     except BaseException:
-        engine.close()
+        close()
         raise
-    return engine

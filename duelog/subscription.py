@@ -250,18 +250,24 @@ class Subscription:
         self._closed = False
         self._left = False
         self.type: SubscriptionType = type_
-        self._id = state.attach(
-            type_,
-            lambda: engine.delivery.inline.reader(topic, state),
-            topic.log,
-            lambda: engine.policies.effective(topic.name, state.name),
-            part,
-            engine.clock.now_ms(),
-        )
-        if state.durable and self._flusher.log is not None:
-            self._flusher.log.join(state.record.subscription_id, state.log_held)
-        if type_ == "failover":
-            topic.changed()  # another may be served now
+        self._id, now_ms = next(state.consumer_ids), engine.clock.now_ms()
+        try:
+            state.attach(
+                self._id,
+                type_,
+                lambda: engine.delivery.inline.reader(topic, state),
+                topic.log,
+                lambda: engine.policies.effective(topic.name, state.name),
+                part,
+                now_ms,
+            )
+            if state.durable and self._flusher.log is not None:
+                self._flusher.log.join(state.record.subscription_id, state.log_held)
+            if type_ == "failover":
+                topic.changed()  # another may be served now
+        except BaseException:
+            self._leave(now_ms, failed=False)  # nobody has it to close it
+            raise
 
     def _dispatcher(self) -> Dispatcher:
         """The subscription's deliveries. REQUIRES: its lock. Raises ClosedError."""

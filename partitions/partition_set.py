@@ -598,10 +598,10 @@ class PartitionSet:
                     partition.walked = environment.path
                     partition.verify_identity(self._store_id, raw)
                 refuse_ahead(environment.path, raw, self._publication.position)
+            return environment
         except BaseException:
             environment.close()
             raise
-        return environment
 
     def _follow(self, partition: Partition) -> Follow | None:
         """Return the reader of a partition's unapplied rows, where another process writes it."""

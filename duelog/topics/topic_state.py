@@ -23,7 +23,7 @@ from duelog.store.clock import Monitor
 from duelog.store.codec import format as fmt
 from duelog.store.codec.format import CursorRecord, attempts_key
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import ConsumerBusy, InvalidArgument, UnknownSubscription
+from duelog.store.errors import ConsumerBusy, DuelogError, InvalidArgument, UnknownSubscription
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.store.message import ReceivedMessage
@@ -125,7 +125,7 @@ class SubscriptionState:
         """By consumer that is a worker's task: what tells its state."""
         self._told: dict[int, bool] = {}
         """By consumer, the state it was last notified of: True if a failover subscription serves it."""
-        self._ids = itertools.count(1)
+        self.consumer_ids = itertools.count(1)
 
     @property
     def max_in_flight(self) -> int:
@@ -153,17 +153,18 @@ class SubscriptionState:
 
     def attach(
         self,
+        consumer: int,
         type_: SubscriptionType,
         reader: Callable[[], DueReader],
         ledgers: LedgerList,
         policies: Callable[[], EffectivePolicies],
         part: Part,
         now_ms: int,
-    ) -> int:
-        """Add a consumer; returns its id. Raises UnknownSubscription once deleted, ConsumerBusy, InvalidArgument.
+    ) -> None:
+        """Add a consumer of a new id. Raises UnknownSubscription once deleted, ConsumerBusy, InvalidArgument.
 
-        Busy: exclusive and taken, or of another type. Invalid: what a Failover chooses, or
-        ranges of a KeyShared that are another consumer's.
+        What an interrupt leaves of it `detach` removes. Busy: exclusive and taken, or of another type. Invalid: what a
+        Failover chooses, or ranges of a KeyShared that are another consumer's.
         """
         with self.lock:
             if self.deleted:
@@ -181,34 +182,30 @@ class SubscriptionState:
             if dispatcher is None or self.reader is None or not fits:
                 if self.reader is not None:
                     self.reader.close()
-                self.reader = reader()
+                following = reader()
                 timeout_ms = self.policies.ack_timeout_ms or None
                 dispatcher = Dispatcher(
                     self.acks,
-                    self.reader,
+                    following,
                     ledgers,
                     type=type_,
                     ack_timeout_ms=timeout_ms,
                     key_shared=key_shared,
                     counts=self.attempts,
                 )
-                self._dispatcher = dispatcher
-                self.type = type_
-                self._key_shared = key_shared
+                self._dispatcher, self.reader, self.type, self._key_shared = dispatcher, following, type_, key_shared
             elif not self._consumers:
                 mark_delete = self.acks.mark_delete
                 self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
-            consumer = next(self._ids)
             self._consumers[consumer] = part
             try:
                 active = self._chosen() if type_ == "failover" else None
                 dispatcher.add_consumer(consumer, key_shared.ranges)
-            except BaseException:
+            except DuelogError:
                 del self._consumers[consumer]
                 raise
             if active is not None:
                 self._activate(dispatcher, active, now_ms)
-            return consumer
 
     def _check_keys(self, key_shared: KeyShared) -> None:
         if not key_shared.goes_with(self._key_shared):

@@ -144,10 +144,14 @@ class Trimming:
         for topic, first in firsts:
             if topic.tracker is not None:
                 topic.tracker.forget_before(first)
-        self.freed += trim_ledgers(self._storage.main, [(topic.log, first) for topic, first in firsts])
-        for topic, first in firsts:
-            self._tell_subscriptions(topic, first, now_ms)
-        self._to_remove = [*self._to_remove, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
+
+        def trimmed(freed: list[int]) -> None:
+            self.freed += freed
+            self._to_remove = [*self._to_remove, *((topic_id, ledger_id) for topic_id, ledger_id, _ in gone)]
+            for topic, first in firsts:
+                self._tell_subscriptions(topic, first, now_ms)
+
+        trim_ledgers(self._storage.main, [(topic.log, first) for topic, first in firsts], trimmed)
         for _, _, entries in gone:
             tell(self._storage.listeners, StoreListener.ledger_trimmed, entries)
         return len(gone)

@@ -167,7 +167,11 @@ class Environment:
         self.in_place: InPlace
         self._map_bytes = map_bytes
         if make is None and (follow is None or self._is_there() or not follow.is_registered()):
-            self._occupy(create=create, walk=walk)
+            try:
+                self._occupy(create=create, walk=walk)
+            except BaseException:
+                self._env.close()  # else this process could not open it again
+                raise
         else:
             self.in_place = InPlace(f"{path}/data.mdb")
 
@@ -188,16 +192,11 @@ class Environment:
                 return
             self.in_place = InPlace(f"{self.path}/data.mdb")  # before it is opened: of two files it is none
             for_commits = create or (self.has_unapplied and not self.read_only)  # a checkpoint is to apply them
-            opened, self._map_bytes = self._open_lmdb(
+            self._env, self._map_bytes = self._open_lmdb(
                 self.path, map_bytes=self._map_bytes, for_commits=for_commits, create=create, walk=walk
             )
-            self._env = opened
             if for_commits:
-                try:
-                    self._use_for_commits()
-                except BaseException:
-                    opened.close()  # else this process could not open it again
-                    raise
+                self._use_for_commits()
 
     def _use_for_commits(self) -> None:
         self._page_bytes: int = self._env.stat()["psize"]
@@ -646,12 +645,12 @@ class Read(Reading):
         last = None
         while True:
             try:
+                if self._frozen and look is None and memtable is not None:
+                    with memtable.publishing:  # not inside the gate, which who has it may be waiting for
+                        unapplied, last = memtable.view.copy(), memtable.publication.position
                 super().__enter__()
                 if environment._closed or here.pid != environment._process:
                     environment._check_open()
-                if self._frozen and look is None and memtable is not None:
-                    with memtable.publishing:
-                        unapplied, last = memtable.view.copy(), memtable.publication.position
                 self._raw = raw = environment._begin_read()
                 if raw is not None and (last is None or applied_position(raw) <= last):
                     if environment._superseded and environment.is_parked:
@@ -729,6 +728,10 @@ def _open_lmdb(
             if full is not None:
                 raise full from error
             raise
-        if create:
-            sync_directory(path)
-        return environment, map_bytes
+        try:
+            if create:
+                sync_directory(path)
+            return environment, map_bytes
+        except BaseException:
+            environment.close()
+            raise

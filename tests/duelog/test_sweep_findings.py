@@ -1,14 +1,17 @@
 """Findings of the exception sweep (tests/disaster/exception_sweep.py), one by one."""
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
-from duelog.cleanup import deletion
+from duelog.cleanup import deletion, trim
+from duelog.delivery import dispatcher
 from duelog.delivery.delivery_order import DeliveryOrder
 from duelog.delivery.due_reader import ReadAhead
 from duelog.delivery.outstanding import Outstanding
+from duelog.engine import Engine
 from duelog.markers.firing.pending_log import PendingLog
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition
@@ -135,6 +138,46 @@ def test_a_deletion_that_broke_off_is_finished_and_no_longer_suspended(
     fired.tick()
     assert fired.partitions() == []
     assert list(fired.check()) == []
+
+
+def test_a_trimming_that_broke_off_behind_its_record_is_finished(
+    fired: DelayedStore, clock: ManualClock, plant: Plant
+) -> None:
+    """What is left of its ledgers stayed until the store was opened again."""
+    payloads_of(fired)
+    clock.advance(SPAN_MS)
+    plant(trim, "reach", KeyboardInterrupt(), after=False)
+    with pytest.raises(KeyboardInterrupt):
+        fired.tick()
+    main = fired._engine.storage.main
+    assert trim.unfinished(main)
+    fired.tick()
+    assert (trim.unfinished(main), fired.partitions()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(SubscriptionState, "attach"), (dispatcher.Dispatcher, "add_consumer"), (Outstanding, "add_consumer")],
+)
+@pytest.mark.parametrize("kind", ["exclusive", "failover", "key_shared"])
+def test_a_consumer_whose_coming_was_interrupted_has_not_come(
+    fired: DelayedStore, plant: Plant, owner: type, name: str, kind: Any
+) -> None:
+    """Nobody had it to close it, and its subscription was taken until the store was opened again."""
+    plant(owner, name, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        fired.topic("t").subscribe("s", type=kind)
+    for type_ in (kind, "exclusive"):
+        with fired.topic("t").subscribe("s", type=type_) as subscription:
+            assert len(subscription.receive(20)) == len(ALL)
+
+
+def test_a_store_whose_opening_was_interrupted_at_its_end_is_closed(open_store: OpenStore, plant: Plant) -> None:
+    """Nobody had it to close it, and this process could not open it again."""
+    plant(Engine, "start_control", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        open_store(config=CONFIG)
+    open_store(config=CONFIG).topic("t").send(b"x")
 
 
 def test_a_partition_whose_closing_failed_after_its_record_is_not_suspended_for_ever(
