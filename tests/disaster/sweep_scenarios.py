@@ -6,16 +6,29 @@ was to do, and nothing else.
 
 import copy
 import itertools
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from duelog import DelayedStore, Message, MessageId, ReceivedMessage, StoreConfig, Subscription
-from duelog.errors import ClosedError, DuelogError, StoreFailed, TransactionConflict
+from duelog import (
+    DelayedStore,
+    Failover,
+    KeyShared,
+    Message,
+    MessageId,
+    Policies,
+    ReceivedMessage,
+    StoreConfig,
+    Subscription,
+)
+from duelog.cleanup.compaction import hand_over, stage_generation
+from duelog.errors import ClosedError, DuelogError, QuotaExceeded, StoreFailed, TransactionConflict
 from duelog.sending.wal_segments import CHECKPOINT_MS
+from tests.cleanup.compacting import plan_compaction
 from tests.conftest import LeadingClock, present
 
 START_MS = 1_790_000_040_000
@@ -44,6 +57,8 @@ class Twin:
     ids: dict[bytes, MessageId] = field(default_factory=dict)
     transactions: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     """What each sends, which is the name of its document, too, and what it takes back or acknowledges."""
+    by_key: dict[str, set[bytes]] = field(default_factory=dict)
+    """By key, those of which each was to take the place of the one before: one of them comes."""
 
     def never(self, payload: bytes) -> None:
         """It was cancelled, or acknowledged."""
@@ -64,8 +79,14 @@ class Run:
         self.unwritten: list[bytes] = []
         self.store = self._open(background)
         self.consumers: dict[str, Subscription] = {}
+        self.guests: list[Subscription] = []
+        """Consumers of topic "a" that come and go: one whose leaving was broken off is to leave again."""
         self.beside: list[threading.Thread] = []
         self.halt = threading.Event()
+        self.reading: DelayedStore | None = None
+        """The store open to read, which is to be closed."""
+        self.most_pending = 0
+        """The quota of topic "a"; 0: it has none."""
 
     def _open(self, background: bool) -> DelayedStore:
         return DelayedStore.open(self.path, replace(self.config, background=background), clock=self.clock)
@@ -86,6 +107,18 @@ class Run:
             ids = face.send_batch([Message(row, deliver_at=due_ms) for row, due_ms in zip(payloads, dues, strict=True)])
         self.twin.ids.update(zip(payloads, ids, strict=True))
         self.twin.must.update(payloads)
+
+    def send_keyed(self, payload: bytes, after_ms: int, key: str, replaced: bytes | None = None) -> None:
+        """Send a message of topic "a" under a key, in place of the one that has it, if one does."""
+        due_ms = self.clock.now_ms() + after_ms
+        self.twin.from_ms[payload] = due_ms
+        if replaced is not None:
+            self.twin.by_key.setdefault(key, {replaced}).add(payload)
+            self.twin.must.discard(replaced)
+        self.store.topic("a").send(payload, deliver_at=due_ms, dedup_key=key, replace=replaced is not None)
+        self.twin.must.add(payload)
+        if replaced is not None:
+            self.twin.never(replaced)
 
     def cancel(self, topic: str, payload: bytes) -> None:
         """Take a message back; while it is not known whether it was, it may come."""
@@ -161,15 +194,29 @@ class Run:
         self._drain()
         if missing := self.twin.must - set(self.got):
             self.wrong.append(f"lost: {sorted(missing)}")
+        for key, payloads in self.twin.by_key.items():
+            if len(came := payloads.intersection(self.got)) != 1:
+                self.wrong.append(f"{sorted(came)} came of {sorted(payloads)}, of key {key}")
         for name, away in self.twin.transactions.items():
             has_document = self.store.documents.get(name.decode()) is not None
             if {name in self.got, has_document, *(each not in self.got for each in away)} == {True, False}:
                 self.wrong.append(f"half of the transaction {name!r} was stored; its document: {has_document}")
+        if self.most_pending:
+            self._fill_quota()
         self._check("at the end")
         self._reopen()
         self._drain()  # what was in doubt may come now, and nothing twice
         self._check("when opened again")
         self.store.close()
+
+    def _fill_quota(self) -> None:
+        """With nothing pending the quota takes as many as it says, and no more."""
+        self.store.set_policies(Policies(max_pending=self.most_pending), topic="a")
+        for at in range(self.most_pending):
+            self.send("a", (b"filling %d" % at, 200_000))
+        with suppress(QuotaExceeded):
+            self.store.topic("a").send(b"too many", deliver_after=200)
+            self.wrong.append("the quota counts what is not pending any more, or not what is")
 
     def stopped(self) -> bool:
         """True if an environment takes nothing more: memory could not be told of a commit, and the store says so."""
@@ -188,7 +235,7 @@ class Run:
         with suppress(StoreFailed, ClosedError):
             self.store.close()
         self.store = self._open(background=False)
-        self.consumers = {}
+        self.consumers, self.guests = {}, []
 
     def _drain(self) -> None:
         """Receive and acknowledge everything, at each time that something may come, and an instant before it."""
@@ -215,10 +262,17 @@ class Run:
 
     def _receive_all(self) -> None:
         self.store.tick()
+        if letters := list(self.store.dead_letters("a", "s")):
+            self.store.requeue_dead_letters(letters)
+        while self.guests:
+            self.guests[-1].close()
+            self.guests.pop()
         for name in ("a", "b"):
             if name in self.consumers:
                 self.consumers.pop(name).close()
             with self.store.topic(name).subscribe("s") as consumer:
+                if consumer.paused:
+                    consumer.resume()
                 while messages := consumer.receive(10, timeout=0):
                     for message in messages:
                         self._deliver(message)
@@ -287,9 +341,47 @@ def nothing(run: Run) -> None:
 
 def send_large(run: Run) -> None:
     """Two batches whose bodies go to a file for each of three logs."""
-    for batch in range(2):
-        for_three = itertools.product((0, 30_000, 61_000), range(2))
-        run.send("a", *((b"%d.%d.%d" % (batch, after_ms, at) + b"." * 300, after_ms) for after_ms, at in for_three))
+    for _ in range(2):
+        batch, each = len(run.twin.from_ms), itertools.product((0, 30_000, 61_000), range(2))
+        run.send("a", *((b"%d.%d.%d" % (batch, after_ms, at) + bytes(20_000), after_ms) for after_ms, at in each))
+
+
+def large_messages(run: Run) -> None:
+    """Large runs of three logs, and whatever else there is."""
+    waiting_messages(run)
+    run.store._engine.writer().apply_all()  # vacant partitions set no bodies apart
+    send_large(run)
+
+
+def keyed_messages(run: Run) -> None:
+    """Pending messages under keys, beside others."""
+    waiting_messages(run)
+    for at, after_ms in enumerate((1_010, 2_000, 62_000)):
+        run.send_keyed(b"key %d" % at, after_ms, f"k{at}")
+
+
+def compactable(run: Run) -> None:
+    """A closed partition of which topic "a" has acknowledged some."""
+    waiting_messages(run)
+    run.clock.set(START_MS + SPAN_MS)
+    run.store.tick()
+    run.consume()
+    run.ack("a", run.consumers["a"].receive(2), durable=True)
+    run.ack("b", run.consumers["b"].receive(9), durable=True)
+
+
+def crashed(run: Run) -> None:
+    """The files of the store as a crash leaves them, with rows of several environments in the log alone."""
+    apply_log(run)
+    run.send_keyed(b"keyed", 2_000, "k")
+    send_large(run)
+    run.cancel("a", b"a3")
+    run.reschedule("b", b"b3", 500)
+    place = run.path.with_suffix(".crashed")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(run.path, place)
+    run.store.close()
+    run.path = place
 
 
 def send(run: Run) -> None:
@@ -437,6 +529,164 @@ def transact(run: Run) -> None:
     run.store.tick()
 
 
+def by_key(run: Run) -> None:
+    """A key is taken by another message twice, once in another partition; a key is cancelled, and one is new."""
+    run.send_keyed(b"instead", 3_000, "k0", b"key 0")
+    run.send_keyed(b"instead again", 61_500, "k0", b"instead")
+    run.send_keyed(b"elsewhere", 1_003, "k2", b"key 2")
+    run.send_keyed(b"fresh", 1_004, "new")
+    run.twin.must.discard(b"key 1")
+    if run.store.topic("a").cancel_key("k1"):
+        run.twin.never(b"key 1")
+    run.store.tick()
+
+
+def bury(run: Run) -> None:
+    """Dead letters: one by hand, one by its redeliveries, one that is purged; the first is requeued, and dies again."""
+    store, consumer = run.store, run.consumers["a"]
+    store.set_policies(Policies(max_redeliveries=0), topic="a", subscription="s")
+    first, second, third = consumer.receive(3)
+    consumer.dead_letter(first, "by hand")
+    consumer.nack(second, delay=0)
+    run.twin.must.discard(bytes(third.payload))
+    consumer.dead_letter(third)
+    store.tick()
+    consumer.receive(1)
+    letters = list(store.dead_letters("a", "s"))
+    store.requeue_dead_letters([letter for letter in letters if letter.payload == first.payload])
+    store.purge_dead_letters([letter for letter in letters if letter.payload == third.payload])
+    run.twin.never(bytes(third.payload))
+    store.tick()
+    for message in consumer.receive(1):
+        consumer.dead_letter(message, "again")
+
+
+def fill_quota(run: Run) -> None:
+    """Sends up to the quota and past it, beside cancelling, rescheduling, keys and firing."""
+    run.most_pending = 9
+    run.store.set_policies(Policies(max_pending=9), topic="a")
+    run.send("a", (b"one", 700))
+    run.send("a", (b"two", 701), (b"three", 2 * SPAN_MS))
+    run.send_keyed(b"four", 2_000, "k")
+    for payload in (b"too many", b"still"):
+        with suppress(QuotaExceeded):
+            run.twin.from_ms[payload] = START_MS
+            run.store.topic("a").send(payload, deliver_after=1)
+        run.twin.from_ms.pop(payload)
+    run.cancel("a", b"a1")
+    run.reschedule("a", b"a2", 40_000)
+    run.send_keyed(b"five", 1_000, "k", b"four")
+    run.clock.advance(1_600)
+    run.store.tick()
+    run.send("a", (b"six", 700), (b"seven", 61_000))
+
+
+def attend(run: Run) -> None:
+    """Consumers come and go, of each type; a subscription is made, paused, sought back, and removed."""
+
+    def come(name: str, **how: Any) -> Subscription:
+        run.guests.append(topic.subscribe(name, **how))
+        return run.guests[-1]
+
+    def go() -> None:
+        for guest in run.guests:
+            guest.close()
+        run.guests.clear()
+
+    run.guests.append(run.consumers.pop("a"))
+    go()
+    topic = run.store.topic("a")
+    one, two = come("s", type="shared"), come("s", type="shared")
+    one.receive(2)
+    two.pause(run.clock.now_ms() + 1_000)
+    one.resume()
+    two.receive(1)
+    go()
+    one, two = (come("s", type="failover", failover=Failover(priority=priority)) for priority in (1, 0))
+    two.receive(2)
+    go()
+    one, two = (come("s", type="key_shared", key_shared=KeyShared()) for _ in range(2))
+    one.receive(2)
+    two.seek("earliest")
+    two.receive(1)
+    go()
+    come("other", initial_position="latest").receive(1, timeout=0)
+    go()
+    topic.unsubscribe("other")
+    run.guests.append(topic.reader())
+    run.guests[0].receive(2)
+    go()
+
+
+def large_life(run: Run) -> None:
+    """Large runs fire, are received, and go with their ledgers and their partition."""
+    for time_ms in (0, 31_000, 3 * SPAN_MS):
+        run.clock.set(START_MS + time_ms)
+        run.store.tick()
+        for topic in ("a", "b"):
+            run.ack(topic, run.consumers[topic].receive(20), durable=True)
+        run.store.tick()
+
+
+def compact(run: Run) -> None:
+    """A generation without the bodies that are acknowledged is made, handed over, and adopted; the partition read."""
+    partitions = run.store._engine.storage.partitions
+    partition = present(partitions.get(START_MS - START_MS % SPAN_MS))
+    with partitions.lease(partition):
+        plan = plan_compaction(run.store._engine.storage.main, partition)
+        hand_over(run.store.path, stage_generation(run.store.path, partition.environment, plan))
+    run.store.tick()
+    run.consumers["a"].receive(2)
+
+
+def reopen(run: Run) -> None:
+    """A store is opened that a crash left."""
+    run.store = run._open(background=False)
+
+
+def read_beside(run: Run) -> None:
+    """A store that a crash left is opened to read; what is asked again after an error is answered in full."""
+
+    def look() -> tuple[list[bytes], list[bytes], str]:
+        topic = reading.topic("a")
+        waiting = sorted(bytes(message.payload)[:9] for message in topic.scheduled())
+        seen = [bytes(message.payload)[:9] for message in topic.subscription("s").peek(20)]
+        return waiting, seen, topic.state(run.twin.ids[b"a3"])
+
+    reading = run.reading = DelayedStore.open(run.path, run.config, clock=run.clock, read_only=True)
+    try:
+        look()
+    finally:
+        waiting, seen, state = look()
+        wanted = {payload[:9] for payload in run.twin.must if payload[:1] != b"b"}
+        if missing := wanted - {*waiting, *seen}:
+            run.wrong.append(f"not seen by a reader beside: {missing}")
+        if state != "cancelled":
+            run.wrong.append(f"a cancelled message is told as {state}")
+    reading.close()
+
+
+def end_reading(run: Run) -> None:
+    """Close it, if need be once more."""
+    if run.reading is not None:
+        run.reading.close()
+
+
+def pause_schedule(run: Run) -> None:
+    """A schedule is made, paused, goes on, and is removed."""
+    topic = run.store.topic("a")
+    run.every_minute("a")
+    payload = next(iter(name for name in run.twin.must if name.startswith(b"minute")))
+    run.twin.must.discard(payload)
+    topic.pause_schedule("minutely")
+    run.store.tick()
+    topic.resume_schedule("minutely")
+    run.store.tick()
+    topic.remove_schedule("minutely")
+    run.clock.set(START_MS + 2 * SPAN_MS)
+    run.store.tick()
+
+
 def recur(run: Run) -> None:
     """A schedule is made, comes to its first time, and is made anew."""
     run.clock.set(START_MS + SPAN_MS - 3)
@@ -472,7 +722,8 @@ def serve(run: Run) -> None:
 
 _ALL = (
     Scenario("send", CONFIG, waiting_messages, loaded, send),
-    Scenario("send_large", CONFIG, waiting_messages, loaded, send_large),
+    Scenario("send_large", CONFIG, large_messages, loaded, send_large),
+    Scenario("large_life", SHORT_LEDGERS, large_messages, loaded, large_life),
     Scenario("send_beside", CONFIG, waiting_messages, begin_beside, send, after=end_beside),
     Scenario("apply", CONFIG, waiting_messages, loaded, apply_log),
     Scenario("fire", CONFIG, waiting_messages, loaded, fire),
@@ -486,7 +737,15 @@ _ALL = (
     Scenario("cancel", CONFIG, waiting_messages, gone_ahead, cancel),
     Scenario("reschedule", CONFIG, waiting_messages, gone_ahead, reschedule),
     Scenario("transact", CONFIG, fired_messages, loaded, transact),
+    Scenario("by_key", CONFIG, keyed_messages, gone_ahead, by_key),
+    Scenario("bury", CONFIG, fired_messages, loaded, bury),
+    Scenario("fill_quota", CONFIG, waiting_messages, loaded, fill_quota),
+    Scenario("attend", CONFIG, fired_messages, loaded, attend),
+    Scenario("compact", CONFIG, compactable, loaded, compact),
+    Scenario("reopen", CONFIG, large_messages, crashed, reopen),
+    Scenario("read_beside", CONFIG, large_messages, crashed, read_beside, after=end_reading),
     Scenario("recur", CONFIG, waiting_messages, loaded, recur),
+    Scenario("pause_schedule", CONFIG, waiting_messages, loaded, pause_schedule),
     Scenario("serve", CONFIG, waiting_messages, Run.consume, serve, background=True),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
