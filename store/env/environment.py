@@ -547,16 +547,15 @@ class Environment:
                 self._check_open()
                 if self.failed is None:
                     self._open_for_commits()  # else the first commit would wait for the release
-        self._gate.enter()
+        reading = Reading(self._gate, is_of_thread=False)
+        reading.__enter__()
         with self._removing:  # before it sees runs whose bodies are to stay
             self._holds += 1
         try:
             self._check_open()
-            return HeldRead(
-                self._lmdb, self._gate, self._begin_read, self._follow_growth, self.path, self._release_bodies
-            )
+            return HeldRead(self._lmdb, reading, self._begin_read, self._follow_growth, self.path, self._release_bodies)
         except BaseException:
-            self._gate.leave()
+            reading.__exit__()
             self._release_bodies()
             raise
 
@@ -675,7 +674,8 @@ class Read(Reading):
                 self._raw.abort()
         finally:  # here, not by a call of Reading's: an interrupt that comes as that begins would leave the token
             self._gate.inside.pop(self._token, None)
-            self._gate.notify()
+            if self._gate.wanted:
+                self._gate.notify()
         if isinstance(error, lmdb.Error):
             raise explain(self._environment.path, error) from error
 

@@ -17,7 +17,7 @@ from ..errors import BrokenInvariant
 from ..files.directory import make_directory, sync_directory
 from ..files.system_errors import explained
 from .body_file import body_file, body_files
-from .reader_gate import ReaderGate
+from .reader_gate import Reading
 
 _COPIED_AT_ONCE = 1 << 20
 
@@ -28,7 +28,7 @@ class HeldRead:
     def __init__(
         self,
         lmdb_environment: Callable[[], lmdb.Environment],
-        gate: ReaderGate,
+        reading: Reading,
         begin: Callable[[], lmdb.Transaction | None],
         follow: Callable[[], None],
         directory: Path,
@@ -36,15 +36,15 @@ class HeldRead:
     ) -> None:
         """`begin` gives None where another process has grown the file; `follow` takes over the new size.
 
-        directory: the environment's. released: called when it is released. REQUIRES: the caller has entered `gate`;
-        `release` leaves it.
+        directory: the environment's. released: called when it is released. REQUIRES: the caller has entered
+        `reading`; `release` leaves it.
         """
         self._directory = directory
         self._released = released
         self._bodies: dict[int, BinaryIO] = {}
         """Open body files, by ledger id."""
         self._environment = lmdb_environment
-        self._gate = gate
+        self._reading = reading
         self._begin = begin
         self._follow = follow
         self._raw: lmdb.Transaction | None = None
@@ -66,11 +66,11 @@ class HeldRead:
         """Move on to the newest commit. Takes some us."""
         self._abort()
         while (raw := self._begin()) is None:
-            self._gate.leave()
+            self._reading.__exit__()
             try:
                 self._follow()
             finally:
-                self._gate.enter()
+                self._reading.__enter__()
         self._raw = raw
 
     def moved(self) -> bool:
@@ -126,7 +126,7 @@ class HeldRead:
             self._bodies.popitem()[1].close()
         if self._raw is not None:
             self._abort()
-            self._gate.leave()
+            self._reading.__exit__()
             self._released()
 
     def _abort(self) -> None:

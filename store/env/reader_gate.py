@@ -22,10 +22,8 @@ class ReaderGate:
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self.inside: dict[object, int] = {}
-        """The threads that are inside, by token."""
-        self._entered = 0
-        """Calls of `enter` without `leave`."""
-        self._wanted: dict[object, int] = {}
+        """The threads that are inside, by token; 0: any thread may leave."""
+        self.wanted: dict[object, int] = {}
         """The threads that are alone, or wait for it, by token."""
 
     @property
@@ -33,27 +31,10 @@ class ReaderGate:
         """True while the calling thread is inside."""
         return threading.get_ident() in self.inside.values()
 
-    def enter(self) -> None:
-        """Be inside until `leave`, which any thread may call: for what is held longer than one call.
-
-        Waits while a thread is alone or wants to be, also where the calling thread is inside.
-        """
-        with self._mutex:
-            while self._wanted and self._kept_out():
-                self._changed.wait(_LOOK_AGAIN_S)
-            self._entered += 1
-
-    def leave(self) -> None:
-        """Undo an `enter`."""
-        with self._mutex:
-            self._entered -= 1
-            self._changed.notify_all()
-
     def notify(self) -> None:
-        """Have those who wait to be alone look again: one is not inside any more."""
-        if self._wanted:
-            with self._mutex:
-                self._changed.notify_all()
+        """Have those who are in `wanted` look again: one is not inside any more."""
+        with self._mutex:
+            self._changed.notify_all()
 
     def reading(self) -> "Reading":
         """Be inside for a block; waits while another thread is, or wants to be, alone."""
@@ -61,7 +42,7 @@ class ReaderGate:
 
     def _kept_out(self) -> bool:
         own = threading.get_ident()
-        return any(thread != own for thread in self._wanted.values())
+        return any(thread != own for thread in self.wanted.values())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -69,12 +50,12 @@ class ReaderGate:
         token = object()
         try:
             with self._mutex:
-                self._wanted[token] = threading.get_ident()
-                while self._entered or {*self.inside.values()} - {threading.get_ident()}:
+                self.wanted[token] = threading.get_ident()
+                while {*self.inside.values()} - {threading.get_ident()}:
                     self._changed.wait(_LOOK_AGAIN_S)
                 yield
         finally:
-            self._wanted.pop(token, None)
+            self.wanted.pop(token, None)
             with self._mutex:
                 self._changed.notify_all()
 
@@ -82,31 +63,35 @@ class ReaderGate:
     def alone_at_once(self) -> Iterator[bool]:
         """Be alone for the block without waiting; gives False where a reader is inside, and then none is kept out."""
         with self._mutex:
-            yield not (self.inside or self._entered)
+            yield not self.inside
 
 
 class Reading:
     """A block inside a gate, which is left, at the latest, when nothing refers to it any more."""
 
-    __slots__ = ("_gate", "_token")
+    __slots__ = ("_gate", "_is_of_thread", "_token")
 
-    def __init__(self, gate: ReaderGate) -> None:
+    def __init__(self, gate: ReaderGate, *, is_of_thread: bool = True) -> None:
+        """is_of_thread: False for what is held longer than one call: its thread may be alone, and any may leave."""
         self._gate = gate
+        self._is_of_thread = is_of_thread
         self._token = object()
 
     def __enter__(self) -> Any:
         gate = self._gate
         try:
             with gate._mutex:
-                while gate._wanted and not gate.held and gate._kept_out():
+                while gate.wanted and not gate.held and gate._kept_out():
                     gate._changed.wait(_LOOK_AGAIN_S)
-                gate.inside[self._token] = threading.get_ident()
+                gate.inside[self._token] = threading.get_ident() if self._is_of_thread else 0
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
-        self._gate.inside.pop(self._token, None)
-        self._gate.notify()
+        gate = self._gate
+        gate.inside.pop(self._token, None)
+        if gate.wanted:
+            gate.notify()
 
     __del__ = __exit__

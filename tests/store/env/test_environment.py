@@ -119,7 +119,7 @@ def test_growth_waits_for_a_reader_that_enters_again(environment: Environment) -
     with environment.read() as raw:
         value = raw_value(raw, b"\x01old")
         writer.start()
-        until(lambda: environment._gate._wanted)
+        until(lambda: environment._gate.wanted)
         assert environment.get(b"\x01old") == b"v"
         assert value.startswith(b"v")
         assert writer.is_alive()
@@ -164,7 +164,7 @@ def test_close_waits_for_readers(environment: Environment) -> None:
     closer = threading.Thread(target=environment.close)
     with environment.read() as raw:
         closer.start()
-        until(lambda: environment._gate._wanted)
+        until(lambda: environment._gate.wanted)
         assert raw_value(raw, KEY).startswith(b"v")
         assert closer.is_alive()
     closer.join()
@@ -455,7 +455,7 @@ def test_close_waits_for_a_sync_that_another_thread_is_at(tmp_path: Path) -> Non
     assert syncing.wait(PATIENCE_S)
     closer = threading.Thread(target=environment.close)
     closer.start()
-    until(lambda: environment._gate._wanted or not closer.is_alive())
+    until(lambda: environment._gate.wanted or not closer.is_alive())
     assert not environment._released
     go.set()
     syncer.join(PATIENCE_S)
