@@ -225,7 +225,7 @@ class Topic:
     @writing
     def create(self) -> bool:
         """Create the topic durably, without a message; False: it was there. Raises StoreFull, StoreFailed."""
-        return self._engine.topics.create([self._name], self._engine.writing_at())[0]
+        return self._engine.topics.create([self._name], self._engine.clock.now_ms())[0]
 
     def producer(self, name: str) -> Producer:
         """A producer whose numbered messages are stored once however often they are sent. O(partitions).
@@ -289,14 +289,14 @@ class Topic:
         allow_past: bool = False,
     ) -> list[MessageId | None]:
         """Give messages another due time, in one transaction; as `reschedule`."""
-        now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
+        now_ms, topic = self._engine.clock.now_ms(), self._engine.topics.get(self._name)
         asked_ms = asked_due_ms(deliver_at, deliver_after, now_ms, allow_past=allow_past)
         return self._engine.pending.withdrawals.reschedule(topic, message_ids, asked_ms, now_ms)
 
     @writing
     def fire_now(self, message_id: AnyId) -> MessageId | None:
         """Deliver a delayed message now: `reschedule` to this instant, whatever the delay policies say."""
-        now_ms, topic = self._engine.writing_at(), self._engine.topics.get(self._name)
+        now_ms, topic = self._engine.clock.now_ms(), self._engine.topics.get(self._name)
         return self._engine.pending.withdrawals.fire_now(topic, message_id, now_ms)
 
     def state(self, message_id: AnyId) -> str:

@@ -404,13 +404,6 @@ class PendingEntries:
             transaction.after_commit(partial(tell, listeners, StoreListener.admitted, new.log.topic_id, pending))
         return first
 
-    def is_new(self, topic_id: int, due_ms: int, now_ms: int) -> bool:
-        """True where the `place` of a message due then would make a partition, or take an id for a log."""
-        if due_ms <= now_ms:
-            return False
-        partition = self._partitions.get(due_ms - due_ms % self._span_ms)
-        return partition is None or partition.known_log(topic_id) is None
-
 
 def _gone(get: Get, found: FoundEntries) -> bool:
     """Return whether the deletion of a closed partition is recorded: its cancellations are not known any more.

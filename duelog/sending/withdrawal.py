@@ -160,25 +160,28 @@ class Withdrawals:
     def fire_now(self, topic: TopicState, message_id: AnyId, now_ms: int) -> MessageId | None:
         """Make a message due now, whatever the delay policies. Returns its new id."""
         with Held() as held:
-            return self._main.write(self._moving(held, topic, [id_of(message_id)], now_ms))[0]
+            return self._main.write(self.rescheduling(held, topic, [id_of(message_id)], None, now_ms, policies=False))[
+                0
+            ]
 
     def rescheduling(
-        self, held: Held, topic: TopicState, ids: Sequence[MessageId], asked_ms: int | None, now_ms: int
+        self,
+        held: Held,
+        topic: TopicState,
+        ids: Sequence[MessageId],
+        asked_ms: int | None,
+        now_ms: int,
+        *,
+        policies: bool = True,
     ) -> Work[list[MessageId | None]]:
-        """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then."""
-        due_ms = now_ms if asked_ms is None else asked_ms
-        due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
-        return self._moving(held, topic, ids, due_ms, overridden=overridden)
+        """The unit of work of `reschedule`, written before `held` ends; listeners hear of it then.
 
-    def _moving(
-        self, held: Held, topic: TopicState, ids: Sequence[MessageId], due_ms: int, *, overridden: bool = False
-    ) -> Work[list[MessageId | None]]:
-        """The unit of work that gives messages a new due time, written before `held` ends.
-
-        Gives their new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
-        Raises CorruptEntry (a body cannot be read).
+        Gives the new ids, None where it is too late. Each message is then delivered once, under one of its two ids.
+        policies: whether delay policies apply. Raises CorruptEntry (a body cannot be read).
         """
-        log = topic.log
+        log, due_ms, overridden = topic.log, now_ms if asked_ms is None else asked_ms, False
+        if policies:
+            due_ms, overridden = self._policies.apply_one(topic.name, due_ms, now_ms, len(ids))
         self._entries.fetch(log, ids, bodies=True)
         self._entries.enter_gate(held)
         logs, outcomes = self._entries.located(held, log, ids, bodies=True)
@@ -187,9 +190,6 @@ class Withdrawals:
             if found.unreadable:
                 raise found.unreadable[0]
         due_ms, bodies = max(due_ms, now_ms), _bodies(logs)
-        if self._entries.is_new(log.topic_id, due_ms, now_ms):
-            states = self._entries.states(log.topic_id, logs, outcomes)  # what is not pending needs none
-            bodies = {row: body for row, body in bodies.items() if states[row] is None}
         keys, place = _keys(bodies), self._entries.place(held, log.topic_id, due_ms, now_ms) if bodies else None
         new = Successors(log, [due_ms] * len(ids), bodies, {row: (ids[row], None) for row in bodies})
 
