@@ -1,6 +1,7 @@
 """Looking stored messages and markers up, by id or by due time, without delivering them and without a delay index."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -30,9 +31,7 @@ def find_partition(partitions: PartitionSet, topic_id: int, ledger_id: int) -> P
     O(partitions) at first.
     """
     hint = partitions.by_ledger.get(ledger_id)
-    if hint is not None and hint.knows(topic_id, ledger_id) and partitions.registered(hint):
-        return hint
-    for partition in partitions:
+    for partition in chain(() if hint is None else (hint,), partitions):
         if partition.knows(topic_id, ledger_id) and partitions.registered(partition):
             partitions.by_ledger[ledger_id] = partition
             return partition

@@ -242,7 +242,10 @@ class Partition:
         log = self._logs.get(topic_id)
         if log is None:
             with self._lock:
-                log = self._logs.get(topic_id) or self._read_log(topic_id)
+                log = self._logs.get(topic_id)
+                if log is None and not self.knows_logs:
+                    with self.environment.read() as raw:
+                        log = self._find_log(raw, topic_id)
         return log
 
     def known_log(self, topic_id: int) -> PartitionLog | None:
@@ -260,12 +263,6 @@ class Partition:
         with self.environment.read() as raw:
             ids = [fmt.trailing_u32(key) for key, _ in catalog.rows(raw, fmt.prefix(fmt.Table.LOG))]
         return [log for log in map(self.log, ids) if log is not None]
-
-    def _read_log(self, topic_id: int) -> PartitionLog | None:
-        if self.knows_logs:
-            return None
-        with self.environment.read() as raw:
-            return self._find_log(raw, topic_id)
 
     def _find_log(self, raw: Reads, topic_id: int) -> PartitionLog | None:
         fields = catalog.fields_of(raw, fmt.log_key(topic_id))
@@ -286,13 +283,7 @@ class Partition:
 
         `new_ledger` allocates the id of a log's ledger.
         """
-        log = self._logs.get(topic_id)
-        if log is None:
-            with self._lock:
-                log = self._logs.get(topic_id) or self._read_log(topic_id)
-                if log is None:
-                    log = self._logs[topic_id] = PartitionLog(self, topic_id, Ledger(new_ledger()), registered=False)
-        return log
+        return self._logs.get(topic_id) or self.logs_to_append((topic_id,), new_ledger)[0]
 
     def logs_to_append(self, topic_ids: Sequence[int], new_ledger: Callable[[], int]) -> list[PartitionLog]:
         """Return the logs of several topics, as `log_to_append`; they are looked up in one read transaction."""

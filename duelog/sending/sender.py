@@ -80,19 +80,11 @@ class Sender:
         self._inline_ms = config.inline_delay_ms
         self._run_limits = run_limits
         self._sets_apart = config.sets_bodies_apart
-        self._wal = wal_writer
+        self._wal_writer = wal_writer
         self._policies = policies
-
-    @property
-    def _wal_writer(self) -> WalWriter:
-        if self._wal is None:
-            raise BrokenInvariant("a read-only store is written to")
-        return self._wal
-
-    @property
-    def group_bytes(self) -> int:
+        self._largest_group = 0 if wal_writer is None else wal_writer.largest_group
+        self.group_bytes = self._largest_group - _GROUP_BYTES
         """Bytes of bodies and rows that one group takes."""
-        return 0 if self._wal is None else self._wal.largest_group - _GROUP_BYTES
 
     def send(self, topic: TopicState, batch: EncodedBatch, now_ms: int, also: Also | None = None) -> MessageIds:
         """Append a batch; the ids in the order of the messages, once all of them are durable.
@@ -170,6 +162,8 @@ class Sender:
 
     def write(self, work: Work[T]) -> T:
         """Write a unit of work as one group of the write-ahead log (`WalWriter.write`)."""
+        if self._wal_writer is None:
+            raise BrokenInvariant("a read-only store is written to")
         return self._wal_writer.write(work)
 
     def sending(self, held: Held, messages: AddressedBatch, also: GroupAlso | None = None) -> Work[MessageIds]:
@@ -199,7 +193,7 @@ class Sender:
         count, size = len(batch), Bodies.of(batch.bodies).total()
         for dedup in (batch.dedups or {}).values():
             size += _ROW_BYTES + 4 * len(dedup.key)
-        most = self._wal_writer.largest_group
+        most = self._largest_group
         if size + _COLUMN_BYTES * count <= most:
             logs = len(np.unique(batch.dues // self._span_ms * (int(owners.max()) + 1) + owners)) if count else 0
             runs = 2 * logs + count // self._run_limits.entries + 2 * size // self._run_limits.bytes
@@ -325,10 +319,10 @@ class Sender:
         is_delayed = due_ms > now_ms + inline_ms
         partition = self._partitions.begin_append(due_ms, now_ms, topic.topic_id) if is_delayed else None
         if partition is None:  # or it is closed
-            place = self._wal_writer.write(self._direct(topic, due_ms, body, now_ms, also))
+            place = self.write(self._direct(topic, due_ms, body, now_ms, also))
         else:
             try:
-                place = self._wal_writer.write(self._delayed(topic, partition, due_ms, body, also))
+                place = self.write(self._delayed(topic, partition, due_ms, body, also))
             finally:
                 self._partitions.end_appends((partition,))
         topic.count_sent(1)
@@ -383,5 +377,5 @@ class Sender:
 
     def close(self) -> None:
         """Refuse further batches; those that were begun are written."""
-        if self._wal is not None:
-            self._wal.close()
+        if self._wal_writer is not None:
+            self._wal_writer.close()

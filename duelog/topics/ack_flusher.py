@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pyroaring import BitMap
 
@@ -46,6 +47,7 @@ class AckFlusher:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._staged = partial(_StagedAcks, self)
         self._dirty: dict[int, SubscriptionState] = {}
         self._due_ms: int | None = None
 
@@ -141,9 +143,6 @@ class AckFlusher:
         counted: as acknowledged by consumers.
         """
         return transaction.stage(subscription, self._staged).acknowledge(transaction, topic, entries, counted=counted)
-
-    def _staged(self, subscription: SubscriptionState) -> _StagedAcks:
-        return _StagedAcks(self, subscription)
 
 
 class _StagedAcks:

@@ -36,10 +36,11 @@ class WriteAheadLog:
         self._flushing = threading.Lock()
         """Held while the active segment is flushed by any thread, or replaced and closed."""
         self._next_number = found.last + 1
-        self._active: Segment | None = None
+        self.active: Segment | None = None
+        """The segment that is appended to; None before the first."""
         if found.tail is not None:
             sequence, at = len(found.tail.groups), found.tail.end
-            self._active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
+            self.active = Segment(self._directory, found.last, store_id, 0, at=at, sequence=sequence)
         for unmade in self._directory.glob("*.tmp"):  # a crash left it
             unmade.unlink()
         if keep is None:
@@ -51,26 +52,20 @@ class WriteAheadLog:
         self._ended = [number for number in numbers if found.oldest <= number < found.last]
         """The segments that are needed before the active one."""
 
-    @property
-    def active(self) -> Segment | None:
-        """The segment that is appended to; None before the first."""
-        return self._active
-
     def fits(self, size: int) -> bool:
         """True where a group of `size` bytes (`GroupContent.size`) can be appended to the active segment."""
-        active = self._active
-        return active is not None and active.fits(size)
+        return self.active is not None and self.active.fits(size)
 
     def append(self, rows: GroupContent, *, flush: bool) -> RawGroup:
         """Append a group (`Segment.append`), and return it. REQUIRES: it fits."""
-        if self._active is None:
+        if self.active is None:
             raise BrokenInvariant("no segment has been begun")
-        return self._active.append(rows, flush=flush)
+        return self.active.append(rows, flush=flush)
 
     def flush(self) -> None:
         """Wait until every group is on disk. Raises OSError. Any thread may call it."""
         with self._flushing:  # a segment that is followed by another is on disk
-            active = self._active
+            active = self.active
             if active is not None and not active.is_flushed:
                 active.flush()
 
@@ -95,7 +90,7 @@ class WriteAheadLog:
 
         Raises OSError; the log is of no use then.
         """
-        before = self._active
+        before = self.active
         try:
             reach("wal.prepared")
             if before is not None and not before.ended:  # else a call before was interrupted behind this
@@ -106,7 +101,7 @@ class WriteAheadLog:
         with self._flushing:
             if before is not None and before.number not in self._ended:  # first: `leave_empty` is not to remove it
                 self._ended.append(before.number)
-            self._active, self._next_number = following, following.number + 1
+            self.active, self._next_number = following, following.number + 1
             if before is None:
                 return None
             before.close()
@@ -147,7 +142,7 @@ class WriteAheadLog:
         to be there, so it is not removed: an empty one takes its place by one rename, and neither holds a group. Its
         number is not used again, so places in the log go on from it.
         """
-        active = self._active
+        active = self.active
         if active is None or self._ended or not active.is_empty:
             return
         for number in numbers_in(self._directory):
@@ -162,5 +157,5 @@ class WriteAheadLog:
     def close(self) -> None:
         """Close the files; a second call does nothing."""
         with self._flushing:
-            if self._active is not None:
-                self._active.close()
+            if self.active is not None:
+                self.active.close()

@@ -467,13 +467,13 @@ def test_an_interrupt_as_a_segment_ends_lets_no_group_follow_its_end(
             raise KeyboardInterrupt
 
     def begin(self: WriteAheadLog, following: Any) -> int | None:
-        if interrupts or self._active is None:
+        if interrupts or self.active is None:
             return real(self, following)
-        segment, self._active = self._active, Ending(self._active)  # type: ignore[assignment]
+        segment, self.active = self.active, Ending(self.active)  # type: ignore[assignment]
         try:
             return real(self, following)
         finally:
-            self._active = segment
+            self.active = segment
 
     monkeypatch.setattr(WriteAheadLog, "begin_segment", begin)
     sent = 0
