@@ -25,6 +25,7 @@ from ...store.errors import (
     ReplicaDamaged,
     ReplicaUnreachable,
     StoreFailed,
+    StoreFull,
 )
 from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
@@ -33,6 +34,9 @@ from ..protocol.loop_calls import told_to_stop
 from .broker import Broker
 
 _log = logging.getLogger("duelog.broker")
+
+_FULL_S = 10.0
+"""Between two looks whether a disk that was full has space by now."""
 
 T = TypeVar("T")
 
@@ -81,9 +85,13 @@ class Turns:
             await loop.run_in_executor(self._beats, self._standby.beat)
         return await working
 
-    async def _pause(self) -> None:
+    async def _pause(self, seconds: float | None = None) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), self._poll_s)
+            await asyncio.wait_for(self._ended.wait(), self._poll_s if seconds is None else seconds)
+
+    async def _wait_for_space(self, error: StoreFull) -> None:
+        _log.error("%s: this machine goes on once there is space", error)
+        await self._pause(_FULL_S)
 
     # -- following ---------------------------------------------------------------------------------
 
@@ -102,6 +110,8 @@ class Turns:
                         return True
                 except (ReplicaUnreachable, ReplicaDamaged, GapFound) as error:  # until it is mended
                     _log.warning("%s", error)
+                except StoreFull as error:
+                    await self._wait_for_space(error)
                 leader = self._standby.leader
                 address = "" if leader is None else leader.address
                 if way is None or way.address != address:
@@ -129,8 +139,12 @@ class Turns:
     # -- leading -----------------------------------------------------------------------------------
 
     async def _lead(self) -> None:
-        store = await self._call(self._open_store)
-        self._standby.opened()
+        try:
+            store = await self._call(self._open_store)
+        except StoreFull as error:
+            return await self._wait_for_space(error)
+        finally:
+            self._standby.opened()
         try:
             broker = self._broker(store)
             await broker.start()

@@ -95,8 +95,9 @@ class Standby:
         """Locks the directory that is made."""
         self._hole: tuple[DuelogError, list[int], int, int] | None = None
         """Why the log cannot be read on: the error, the manifests there are, a number, the hash of what is there."""
+        self._seen = -1
         self._seen_s = elapsed()
-        """When the last object was seen first."""
+        """Up to what number the log was read when that had last changed, and when it was."""
         self._fenced_s = 0.0
         """When a fence was last tried."""
         self._writer: LogWriter | None = None
@@ -191,12 +192,11 @@ class Standby:
             _log.warning("%s: the lease is not renewed any more: %s", self._path, error)
 
     def opened(self) -> None:
-        """Put no more heartbeats: the store that leads has been opened, and holds the lease by itself."""
+        """Put no more heartbeats: the store holds the lease by itself, or it cannot be opened, and others may lead."""
         self._writer = None
 
     def _read_on(self, lists: bool) -> LogObject | None:
         """Apply what is new; the last object, None where there is none yet. lists: as of `ReplicaLog.more`."""
-        before = None if self._log is None else self._log.seq
         try:
             if self._restoring is not None:
                 self._restoring.go_on(lists)
@@ -208,8 +208,10 @@ class Standby:
         log = self._log
         if log is None:
             return None
-        if log.seq != before:
-            self._seen_s = self._elapsed()
+        if log.before is None and log.seq > 1:  # nothing lies behind the files: the object before says who leads
+            log.before = read_object(self._bucket, log.seq - 1)._replace(raw=())
+        if log.seq != self._seen:  # also where a call before has read it, and raised
+            self._seen, self._seen_s = log.seq, self._elapsed()
         return log.before
 
     def _has_passed(self, last: LogObject) -> bool:
@@ -237,16 +239,16 @@ class Standby:
                 log = ReplicaLog(self._bucket, self._identity[0], manifest)
                 restoring = Restoring(self._staged, log, self._identity)
                 restoring.begin()
+                self._log, self._restoring = log, restoring  # which goes on where the disk is full
+                restoring.apply()
             except (ReplicaDamaged, ReplicaRefused) as error:
+                self._log = self._restoring = None
                 if isinstance(error, ReplicaDamaged) and not error.name.startswith("log/"):
                     _log.error("%s", error)
                     continue
                 if log is not None:
                     self._hole = error, manifests, log.seq, hash(self._bucket.read(log.seq))
                 raise
-            if log.before is None and log.seq > 1:  # nothing lies behind the files: the object before says who leads
-                log.before = read_object(self._bucket, log.seq - 1)._replace(raw=())
-            self._log, self._restoring = log, restoring
             return
 
     # -- taking over -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ The store is built in DIR.restoring and moved to DIR at the end: a restore that 
 
 import fcntl
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -302,7 +303,11 @@ class Tier(NamedTuple):
 
 
 class Restoring:
-    """A store that is made from a manifest and the log behind it. For one thread."""
+    """A store that is made from a manifest and the log behind it. For one thread.
+
+    Where the disk is full `apply` and `go_on` raise StoreFull, and a later call goes on with what was read: rows that
+    are applied already are passed over, as after a crash.
+    """
 
     def __init__(
         self,
@@ -329,6 +334,10 @@ class Restoring:
         """Why the log ended before its end."""
         self._closed: set[int] = set()
         """Partitions that a slice was cut for."""
+        self._parts: deque[tuple[dict[int, EnvironmentRows], int]] = deque()
+        """Rows that were read and are to be applied, each with the place of their last group."""
+        self._groups: Iterator[Group] = iter(())
+        """The groups behind them that were begun to be read."""
 
     @property
     def number(self) -> int:
@@ -338,13 +347,14 @@ class Restoring:
     def run(self) -> Restored:
         """Make it, up to the moment that the log is read to, and have it be a store whose log is empty."""
         self.begin()
+        self.apply()
         self.finish(self._number)
         manifest, log = self._manifest, self._log
         size, away = size_of(manifest.files), self._away_bytes
         return Restored(self._path, log.place, log.time_ms, manifest.taken_ms, log.groups, size, log.bytes, (), away)
 
     def begin(self) -> None:
-        """Fetch the files, and apply the log as far as it goes."""
+        """Fetch the files, for `apply` to apply the log as far as it goes."""
         manifest, path = self._manifest, self._path
         if manifest.store_id != self._store_id:
             raise ReplicaRefused(self._bucket.url, f"the manifest at {manifest.seq} is of another store")
@@ -356,7 +366,7 @@ class Restoring:
         if self._tier is None or self._tier.max_local_bytes is None:
             require_space(path, size_of(manifest.files), "to restore")
         self._put_files()
-        self._apply_each(self._recover_instant(self._log.more()))
+        self._groups = self._recover_instant(self._log.more())
 
     def _put_files(self) -> None:
         """Fetch the files, and leave days away of what is too much."""
@@ -382,21 +392,33 @@ class Restoring:
 
     def go_on(self, lists: bool) -> None:
         """Apply what has come to the log since. lists: as of `ReplicaLog.more`."""
-        self._apply_each(self._log.more(lists))
+        self.apply()
+        self._groups = self._log.more(lists)
+        self.apply()
 
-    def _apply_each(self, groups: Iterator[Group]) -> None:
+    def apply(self) -> None:
+        """Apply what is there, of what was begun to be read."""
         self._cut_off = None
-        for rows in iter(lambda: rows_by_environment(self._slice(groups)), {}):
+        self._apply_parts()
+        for rows in iter(lambda: rows_by_environment(self._slice(self._groups)), {}):
             begin = 0
             for limit in [*self._closings(rows), self._log.place + 1]:
-                part = {start_ms: each.between(begin, limit) for start_ms, each in rows.items()}
-                self._adjust(part)
-                self._apply(part, limit - 1)
+                self._parts.append(
+                    ({start_ms: each.between(begin, limit) for start_ms, each in rows.items()}, limit - 1)
+                )
                 begin = limit
+            self._apply_parts()
             if self._progress is not None:
                 self._progress(self._read + self._log.bytes)
         if self._cut_off is not None:
             raise self._cut_off
+
+    def _apply_parts(self) -> None:
+        while self._parts:
+            rows, place = self._parts[0]
+            self._adjust(rows)
+            self._apply(rows, place)
+            self._parts.popleft()
 
     def finish(self, number: int) -> None:
         """Leave an empty log that begins with the segment `number`, which is `self.number` at the least."""
@@ -412,7 +434,7 @@ class Restoring:
     # -- groups ------------------------------------------------------------------------------------
 
     def _recover_instant(self, groups: Iterator[Group]) -> Iterator[Group]:
-        """Apply what the files lack of their instant, as it lay in the log; the groups behind it."""
+        """Have what the files lack of their instant be applied, as it lay in the log; the groups behind it."""
         manifest = self._manifest
         before: list[Group] = []
         for group in groups:
@@ -422,7 +444,7 @@ class Restoring:
             if manifest.oldest is not None and group.number >= manifest.oldest:
                 before.append(group)
         position = before[-1].position if before else place_of(manifest.oldest or 1, 0) - 1
-        self._apply(rows_by_environment(before), max(position, manifest.next_place - 1))
+        self._parts.append((rows_by_environment(before), max(position, manifest.next_place - 1)))
         return groups
 
     def _slice(self, groups: Iterator[Group]) -> Iterator[Group]:
@@ -473,7 +495,7 @@ class Restoring:
     def _apply(self, rows: dict[int, EnvironmentRows], place: int) -> None:
         """Recover the store, as after a crash, with the rows of groups up to a place as its log, and apply them."""
         with ExitStack() as undo:
-            log = LogRows(rows, place)
+            log = LogRows(dict(rows), place)
             storage = recover(self._path, self._config, SystemClock(), undo, read_only=False, log=log).storage
             Checkpoint(storage.main, storage.partitions, place >> 32, lambda: None).finish()
         self._number = (place >> 32) + 1

@@ -208,6 +208,33 @@ def test_a_lost_or_damaged_object_is_named_and_nobody_leads_with_a_hole(
         assert waiting(store) == {b"1", b"2", b"3", b"4", b"5"}
 
 
+def fill(ballast: Path) -> None:
+    """Leave no space on the disk of a file."""
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 20)):
+            pass
+
+
+def test_a_standby_whose_disk_is_full_follows_on_once_there_is_space(
+    disk: Disk, machines: Machines, url: str, tmp_path: Path
+) -> None:
+    """It says so, and takes over with all that was told meanwhile. Before, its process ended."""
+    ballast, two = disk.root / "ballast", "full/two"
+    (tmp_path / "full").symlink_to(disk.root)
+    machines.prepare("one", LONG)
+    machines.join("one")
+    machines.join(two)
+    fill(ballast)
+    payloads = [b"%d" % number + bytes(100_000) for number in range(10)]
+    send(machines, "one", *payloads)
+    machines.wait(lambda: bool(said(machines, f"{two}:", "goes on once there is space")))
+    ballast.unlink()
+    machines.end("one")
+    machines.wait(lambda: machines.leader == two)
+    with connected(machines, two) as store:
+        assert waiting(store) == set(payloads)
+
+
 def test_a_leader_whose_disk_is_full_leads_on_and_one_whose_disk_fails_gives_way(
     disk: Disk, machines: Machines, url: str, tmp_path: Path
 ) -> None:
@@ -226,9 +253,7 @@ def test_a_leader_whose_disk_is_full_leads_on_and_one_whose_disk_fails_gives_way
                 told.add(payload)
 
         send(b"before")
-        with ballast.open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(1 << 20)):
-                pass
+        fill(ballast)
         with pytest.raises(StoreFull):
             send(*(b"%d" % number + bytes(100_000) for number in range(1_000)))
         renewed = bucket.numbers()[-1] + 2

@@ -415,6 +415,76 @@ def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(ben
     assert bench.waiting("two") == {b"0", b"1", b"2"}
 
 
+@pytest.mark.parametrize("step", ["wal.part", "wal.applied", "wal.released"])
+def test_a_standby_whose_disk_is_full_goes_on_with_what_it_has_read(bench: Bench, step: str) -> None:
+    """As it begins and as it follows, once there is space, and fetches no file again; until then it does not lead.
+
+    Before, its process ended, and begun again it fetched them all.
+    """
+    topics, left = [f"topic-{number}" for number in range(3)], list[str]()
+
+    def send(number: int) -> None:
+        for day in range(1, 4):
+            for topic in topics:
+                bench.leader.topic(topic).send(b"%d" % number, deliver_after=DAY_S * day)
+        ship(bench.leader)
+
+    def full(name: str) -> None:
+        if name in left:
+            left.remove(name)
+            raise StoreFull(bench.path, "no space to write")
+
+    def fails() -> None:
+        left.extend([step] * 2)
+        with patch("duelog.sending.wal_segments.reach", full):
+            while left:
+                with pytest.raises(StoreFull):
+                    follower.step()
+
+    send(1)
+    manifested(bench.leader)
+    send(2)
+    follower = Standby(bench.path / "two", bench.bucket, lease_ms=LEASE_MS, elapsed=bench.elapsed)
+    assert not follower.begin()
+    download, fetched = bench.bucket.download, list[str]()
+
+    def fetch(name: str) -> Iterator[bytes] | None:
+        fetched.append(name)
+        return download(name)
+
+    with patch.object(bench.bucket, "download", fetch):
+        for number in range(3, 6):
+            fails()
+            bench.pass_lease(0.4)
+            send(number)
+            assert not follower.step()
+            send(10 * number)
+        bench.pass_lease()
+        fails()
+        assert not follower.step()
+        bench.take_over(follower)
+    assert len(set(fetched)) == len(fetched)
+    with bench.open("two") as store:
+        assert list(store.check(deep=True)) == []
+        for topic in topics:
+            payloads = sorted(int(message.payload) for message in store.topic(topic).scheduled())
+            assert payloads == sorted([1, 2, 3, 4, 5, 30, 40, 50] * 3)
+
+
+def test_a_standby_that_is_cut_off_behind_what_it_has_read_waits_for_the_lease_of_that(bench: Bench) -> None:
+    """The leader had just put it. Before, the standby had read it and not noted when, and fenced at once."""
+    follower = bench.follow("two")
+    bench.pass_lease(0.6)
+    bench.ship(b"1")
+    bench.ship(b"2")
+    cut_off = patch.object(bench.bucket, "numbers", raising(ReplicaUnreachable(URL, "is cut off")))
+    with cut_off, pytest.raises(ReplicaUnreachable):
+        follower.step()
+    bench.pass_lease(0.6)
+    assert not follower.step()
+    bench.send(b"3")
+
+
 def test_a_standby_lists_nothing_while_objects_come_one_by_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the next number, which costs a fraction; of many that have come, the rest is listed and read ahead."""
     follower = bench.follow("two")

@@ -12,7 +12,7 @@ import pytest
 
 import duelog
 from duelog import DelayedStore
-from duelog.errors import Deposed, NotLeader, ReplicaDamaged, ReplicaUnreachable, StoreFailed
+from duelog.errors import Deposed, NotLeader, ReplicaDamaged, ReplicaUnreachable, StoreFailed, StoreFull
 from duelog.replica.restoring import GapFound
 from tests.duelog.replica.machines import WITHIN_S, Machines
 from tests.tools.command_line import json_of, ok, refused
@@ -26,6 +26,7 @@ from duelog.broker.server.turns import Turns, _Way
 
 DAY_S = 86_400
 DEPOSED, FAILED = StoreFailed(Path("data"), "deposed"), StoreFailed(Path("data"), "Input/output error")
+FULL = StoreFull(Path("data"), "no space to write")
 DEPOSED.__cause__ = Deposed("s3://b/x", "another machine has taken over")
 
 
@@ -131,9 +132,12 @@ def test_a_standby_without_a_copy_is_refused(tmp_path: Path) -> None:
     assert "--replica" in refused("serve", tmp_path / "store", "--standby")
 
 
-@pytest.mark.parametrize("failure", [NotLeader("s3://b/x", "the lease was not renewed in time"), DEPOSED, FAILED])
-def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(failure: Exception) -> None:
+@pytest.mark.parametrize("failure", [NotLeader("s3://b/x", "the lease was not renewed in time"), DEPOSED, FAILED, FULL])
+def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it opens its store, or closes it. Before, one that was deposed amid a call ended as if its disk had failed."""
+    monkeypatch.setattr("duelog.broker.server.turns._FULL_S", 0.0)
     opened = list[str]()
 
     class Leads:
@@ -144,6 +148,12 @@ def test_a_machine_that_cannot_lead_by_its_copy_tries_again_or_follows(failure: 
 
         def beat(self) -> None:
             """Nothing is to be renewed."""
+
+        def opened(self) -> None:
+            """It is not."""
+
+        def resigned_at(self) -> None:
+            """Nobody has."""
 
     def fails() -> NoReturn:
         opened.append("")
@@ -177,6 +187,9 @@ def test_the_lease_is_renewed_as_long_as_a_machine_makes_and_opens_its_store() -
         def beat(self) -> None:
             beats.release()
 
+        def opened(self) -> None:
+            states.append("ended")
+
     def opens() -> NoReturn:
         states.extend("open" for _ in range(3) if beats.acquire(timeout=WITHIN_S))
         turns._ended.set()
@@ -184,12 +197,23 @@ def test_the_lease_is_renewed_as_long_as_a_machine_makes_and_opens_its_store() -
 
     turns = Turns(Leads(), BrokerConfig(), opens, Broker, print)  # type: ignore[arg-type]
     asyncio.run(turns.run())
-    assert states == ["step"] * 3 + ["open"] * 3
+    assert states == ["step"] * 3 + ["open"] * 3 + ["ended"]
 
 
-@pytest.mark.parametrize("failure", [ReplicaUnreachable, GapFound, lambda url, why: ReplicaDamaged(url, "log/1", why)])
-def test_a_standby_goes_on_where_the_copy_is_about_to_be_whole_again(failure: Callable[[str, str], Exception]) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ReplicaUnreachable,
+        GapFound,
+        lambda url, why: ReplicaDamaged(url, "log/1", why),
+        lambda _, why: StoreFull(Path("data"), why),
+    ],
+)
+def test_a_standby_goes_on_where_the_copy_is_about_to_be_whole_again_or_its_disk_to_have_space(
+    failure: Callable[[str, str], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It tries again. Before, it ended at a gap of the log, a moment before the manifest behind it was put."""
+    monkeypatch.setattr("duelog.broker.server.turns._FULL_S", 0.0)
     steps = list[str]()
 
     class Follows:
