@@ -299,7 +299,7 @@ def test_figures_of_a_store_with_suspended_upkeep_are_told(
     """The error of a suspended part is told by its text: an exception is no value of JSON."""
     suspended = Suspension("trim", None, None, None, "reason", OSError("no space"), 1, 2, 3, 4)
     found = replace(store.stats(), suspended=(suspended,))
-    monkeypatch.setattr(DelayedStore, "stats", lambda _: found)
+    monkeypatch.setattr(store, "stats", lambda: found)
     figures: Any = client.ask("figures", {})
     assert [(each["task"], each["error"]) for each in figures["suspended"]] == [("trim", "no space")]
 
