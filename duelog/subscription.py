@@ -24,6 +24,7 @@ from duelog.store.errors import (
     InvalidArgument,
     StoreFull,
     UnknownSubscription,
+    checked_int,
     short_names,
 )
 from duelog.store.held import Held
@@ -73,9 +74,7 @@ class SubscriptionAdmin:
         redelivery_count is 0. Raises InvalidArgument.
         """
         self._engine.check_open()
-        if isinstance(after, bool) or not isinstance(after, int) or after < 0:
-            raise InvalidArgument("after", after, "expected an int of at least 0")
-        return self._first(count, after).to_list()
+        return self._first(count, checked_int("after", after, 0, "an int of at least 0")).to_list()
 
     @writing
     def skip(self, count: int, *, until: Position | None = None) -> int:
@@ -182,8 +181,7 @@ class SubscriptionAdmin:
             return self._state.acks.copy()
 
     def _first(self, count: int, after: int = 0) -> ReceivedMessages:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidArgument("count", count, "expected an int of at least 1")
+        count = checked_int("count", count, 1, "an int of at least 1")
         self._check_there()
         acks = self._acks()
         inline, now_ms = self._engine.delivery.inline, self._engine.clock.now_ms()
@@ -424,8 +422,7 @@ class Subscription:
 
         fetches: fetch a day that is in the copy alone, and wait for that, in place of returning none of its messages.
         """
-        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
-            raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
+        max_messages = checked_int("max_messages", max_messages, 1, "an int of at least 1")
         engine = self._engine
         while True:
             self._check_usable()

@@ -11,7 +11,7 @@ from itertools import islice
 from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import encode_one
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import InvalidArgument, UnknownSubscription, checked_list, short_names
+from duelog.store.errors import InvalidArgument, UnknownSubscription, checked_int, checked_list, short_names
 from duelog.store.listener import call_supplied
 from duelog.store.log.managed_ledger import LedgerInfo
 from duelog.store.message import (
@@ -217,8 +217,9 @@ class Topic:
     ) -> MessageIds:
         """`send_batch` for bulk: messages that are nothing but payloads, without an object for each.
 
-        deliver_at: epoch ms for each payload (ints, or an integer array), or one time for all. deliver_after: for all.
-        Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming `deliver_at[3]`.
+        deliver_at: a time for each payload (epoch ms or aware datetimes, or an integer array), or one time for all.
+        deliver_after: for all. Each of the ids returned is made when it is looked at. Raises as `send_batch`, naming
+        `deliver_at[3]`.
         """
         return self.sender.send_payloads(payloads, deliver_at, deliver_after, allow_past=allow_past)
 
@@ -348,8 +349,7 @@ class Topic:
         `after`. Raises UnknownTopic, InvalidArgument.
         """
         start_ms, end_ms = _range_ms(start, end)
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise InvalidArgument("limit", limit, "expected an int of at least 0, or None")
+        limit = None if limit is None else checked_int("limit", limit, 0, "an int of at least 0, or None")
         if after is not None and not isinstance(after, MessageId):
             raise InvalidArgument("after", after, "expected a MessageId")
         if after is not None and newest_first:
@@ -457,8 +457,7 @@ class Topic:
         table = Timetable.make(cron, interval, timezone)
         message = Message(payload, key=key, properties=properties)
         encode_one(message, 0, self._engine.storage.config.max_message_bytes)
-        if count is not None and (type(count) is not int or not 1 <= count < 1 << 63):
-            raise InvalidArgument("count", count, "expected an int from 1 on")
+        count = None if count is None else checked_int("count", count, 1, "an int from 1 on", (1 << 63) - 1)
         if misfires not in MISFIRES:
             raise InvalidArgument("misfires", misfires, f"expected one of {', '.join(MISFIRES)}")
         if grace is not None and misfires not in WITH_GRACE:

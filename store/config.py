@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
-from .duration import Milliseconds, OptionalMilliseconds, take_timedeltas
+from .duration import Milliseconds, OptionalMilliseconds, take_plain
 from .errors import InvalidArgument
 from .names import TopicName
 
@@ -255,7 +255,7 @@ class StoreConfig:
     max_local_bytes: int | None = _integer(None, 1, _INT64_MAX, none=True)
 
     def __post_init__(self) -> None:
-        take_timedeltas(self)
+        take_plain(self)
         for setting in fields(self):
             setting.metadata["check"](setting.name, getattr(self, setting.name))
         if self.durability == "replicated" and self.replica is None:

@@ -7,6 +7,7 @@ seconds, int or float; and each of them takes a ``timedelta``, which says its un
 import math
 import operator
 import re
+from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from decimal import Context, Decimal
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class Milliseconds:
     """The type of a setting in ms for type checkers: set to an int or a ``timedelta``, read as an int.
 
-    There is none of it when a program runs: a dataclass puts ints into such fields (`take_timedeltas`).
+    There is none of it when a program runs: a dataclass puts ints into such fields (`take_plain`).
     """
 
     if TYPE_CHECKING:
@@ -80,17 +81,23 @@ def duration_ms(field: str, value: Duration, error: type[InvalidArgument] = Inva
     return ms
 
 
-def setting_ms(name: str, value: T | timedelta) -> T | timedelta | int:
-    """A setting as it is given, but a ``timedelta`` for one whose name ends in ``_ms``: in ms, as `duration_ms`."""
-    return duration_ms(name, value) if isinstance(value, timedelta) and name.endswith("_ms") else value
+def plain_setting(name: str, value: T | timedelta) -> T | timedelta | int:
+    """A setting as it is given, but for durations in ms as a ``timedelta``, and integers of another class, as numpy's.
+
+    The first go by `duration_ms`, the second become an int. Raises InvalidArgument.
+    """
+    if isinstance(value, timedelta):
+        return duration_ms(name, value) if name.endswith("_ms") else value
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        with suppress(TypeError):  # so says numpy's bool
+            return operator.index(value)
+    return value
 
 
-def take_timedeltas(settings: object) -> None:
-    """Put `setting_ms` in the place of each field of a dataclass, a frozen one too."""
+def take_plain(settings: object) -> None:
+    """Put `plain_setting` in the place of each field of a dataclass, a frozen one too."""
     for field in fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, field.name)
-        if isinstance(value, timedelta):
-            object.__setattr__(settings, field.name, setting_ms(field.name, value))
+        object.__setattr__(settings, field.name, plain_setting(field.name, getattr(settings, field.name)))
 
 
 def timedelta_ms(value: timedelta) -> int:

@@ -3,6 +3,8 @@
 Grouped by when they occur: opening a store, handing something in, using it, finding damage.
 """
 
+import math
+import operator
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,9 +99,20 @@ class InvalidArgument(DuelogError, ValueError):
 
 def checked_list(field: str, values: object, expected: str) -> list[Any]:
     """The elements of an argument that has several. Raises InvalidArgument for text, bytes and what has none."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
         raise InvalidArgument(field, values, f"expected {expected}")
     return list(values)
+
+
+def checked_int(field: str, value: Any, lowest: float, expected: str, highest: float = math.inf) -> int:
+    """An argument that is an integer, of numpy and of an enumeration too, but no bool. Raises InvalidArgument."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not lowest <= number <= highest:
+        raise InvalidArgument(field, value, f"expected {expected}")
+    return number
 
 
 class InvalidMessage(InvalidArgument):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
@@ -222,14 +223,16 @@ AnyId: TypeAlias = MessageId | Identified | str
 
 def id_of(given: AnyId) -> MessageId:
     """The id of the message that is meant. Raises InvalidArgument."""
-    if isinstance(given, MessageId):
-        return given
     if isinstance(given, str):
         return MessageId.parse(given)
-    found = getattr(given, "message_id", None)
-    if not isinstance(found, MessageId):
-        raise InvalidArgument("message_id", given, "expected a MessageId, its text ledger:entry, or a message")
-    return found
+    found = given if isinstance(given, MessageId) else getattr(given, "message_id", None)
+    if isinstance(found, MessageId):
+        ledger_id, entry_id = found
+        if type(ledger_id) is type(entry_id) is int:
+            return found
+        with suppress(TypeError):  # of numbers of numpy, as columns of ids have them
+            return MessageId(operator.index(ledger_id), operator.index(entry_id))
+    raise InvalidArgument("message_id", given, "expected a MessageId, its text ledger:entry, or a message")
 
 
 def resolve_due_ms(message: Message, now_ms: int, *, allow_past: bool = False) -> int | None:

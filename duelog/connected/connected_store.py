@@ -31,6 +31,7 @@ from duelog.store.errors import (
     InvalidArgument,
     InvalidMessage,
     UnknownSubscription,
+    checked_int,
     short_names,
 )
 from duelog.store.files.directory import checked_path
@@ -89,8 +90,7 @@ def connect(
     name: how figures and the page show this client; None: the program's file. Raises Disconnected where nobody serves
     the store, NotAllowed.
     """
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise InvalidArgument("prefetch", prefetch, "expected an int of at least 0")
+    prefetch = checked_int("prefetch", prefetch, 0, "an int of at least 0")
     if not isinstance(place, (str, os.PathLike)):
         raise InvalidArgument("place", place, "expected the path of a store")
     if not isinstance(name, str | None):
@@ -625,8 +625,7 @@ class ConnectedSubscription(Subscription):
 
     def _take(self, max_messages: int, timeout_ms: int | None, stopped: Callable[[], bool]) -> list[ReceivedMessage]:
         self._check()
-        if isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1:
-            raise InvalidArgument("max_messages", max_messages, "expected an int of at least 1")
+        max_messages = checked_int("max_messages", max_messages, 1, "an int of at least 1")
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
         messages = [] if self._pushed is None else self._pushed.take(max_messages, timeout_s, stopped)
         self._held.update(message.position for message in messages)

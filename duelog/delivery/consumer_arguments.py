@@ -8,7 +8,7 @@ from typing import TypeAlias
 from pyroaring import BitMap
 
 from duelog.store.duration import Duration, duration_ms
-from duelog.store.errors import InvalidArgument
+from duelog.store.errors import InvalidArgument, checked_int
 from duelog.store.message import ReceivedMessage
 from duelog.store.names import validate_subscription_name
 from duelog.store.position import MessageId, MessageIds, Position
@@ -38,8 +38,7 @@ class Failover:
     on_change: Callable[[bool], object] | None = None
 
     def __post_init__(self) -> None:
-        if type(self.priority) is not int or self.priority < 0:
-            raise InvalidArgument("priority", self.priority, "expected an int of at least 0")
+        checked_int("priority", self.priority, 0, "an int of at least 0")
         if not isinstance(self.name, str):
             raise InvalidArgument("name", self.name, "expected a str")
         for field in ("choose", "on_change"):

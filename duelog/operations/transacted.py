@@ -32,8 +32,9 @@ def transact(transaction: Any, operations: Iterable[object], *, in_json: bool) -
             try:
                 results.append(operation.call(transaction, arguments, in_json=in_json))
             except InvalidArgument as error:
-                field = f"operations[{at}].{error.field}" if in_json else error.field
-                raise InvalidArgument(field, error.value, error.reason) from None
+                if not in_json:
+                    raise
+                raise InvalidArgument(f"operations[{at}].{error.field}", error.value, error.reason) from None
     if transaction.stored_before:
         raise Disconnected("the transaction is stored; its results were lost with the connection", stored=True)
     return [None if result is None else result.value for result in results]

@@ -7,8 +7,10 @@ Values of named classes are made by their constructors, which check them; no oth
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -89,15 +91,27 @@ _packers: list[msgpack.Packer] = []
 def pack(value: object, others: list[Any] | None = None) -> bytes:
     """Write a value. others: collects what has no form; None: that is an error of ours."""
     try:
-        packer = _packers.pop() if _packers else msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
-        data: bytes = packer.pack(value)
-    except (TypeError, OverflowError, IndexError):
-        return msgpack.packb(
-            value, default=lambda each: _extension(each, others), strict_types=True, unicode_errors="surrogatepass"
-        )
+        try:
+            packer = _packers.pop() if _packers else msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
+            data: bytes = packer.pack(value)
+        except (TypeError, OverflowError, IndexError):
+            return msgpack.packb(
+                value, default=lambda each: _extension(each, others), strict_types=True, unicode_errors="surrogatepass"
+            )
+    except BufferError:
+        return pack(_joined(value), others)
     if len(data) <= _MOST_KEPT:
         _packers.append(packer)
     return data
+
+
+def _joined(value: Any) -> Any:
+    """A value with the bytes of each memoryview in one piece, where it has a step, which msgpack cannot read."""
+    if isinstance(value, memoryview):
+        return value.tobytes()
+    if type(value) in (list, tuple):
+        return type(value)(map(_joined, value))
+    return {name: _joined(each) for name, each in value.items()} if type(value) is dict else value
 
 
 def unpack(body: bytes | memoryview, others: Sequence[Any] = ()) -> Any:
@@ -133,7 +147,7 @@ def columns(value: Any, others: list[Any] | None = None) -> Any:
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         if len(value) > 1:
             types = set(map(type, value))
-            if types == {MessageId}:
+            if types == {MessageId} and set(map(type, chain.from_iterable(value))) == {int}:
                 return msgpack.ExtType(IDS, pack(_runs(value)))
             if types == {Message}:
                 front, rest = _message_columns(value, others)
@@ -305,7 +319,7 @@ def _read_one_received(data: bytes, _: object) -> ReceivedMessage:
 def _extension(value: Any, others: list[Any] | None) -> Any:
     """The form of a value that msgpack does not have."""
     kind = type(value)
-    if kind is MessageId or kind is FoundId:
+    if (kind is MessageId or kind is FoundId) and set(map(type, value)) == {int}:
         ledger, entry = value
         return msgpack.ExtType(ID if kind is MessageId else FOUND, pack([ledger, entry]))
     if kind is tuple:
@@ -330,13 +344,20 @@ def _extension(value: Any, others: list[Any] | None) -> Any:
         return msgpack.ExtType(PATH, str(value).encode(errors="surrogateescape"))
     if kind is int:
         return msgpack.ExtType(BIG, hex(value).encode())
-    plain = next((each for each in (str, bytes, int, float) if isinstance(value, each)), None)
-    if plain is not None and not isinstance(value, Enum):
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enumeration too, whose own may be its name
+    plain = next((each for each in (bytes, int, float) if isinstance(value, each)), None)
+    if plain is not None:
         return plain(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, (set, frozenset, list, tuple)) or hasattr(value, "tolist"):
-        return value.tolist() if hasattr(value, "tolist") else list(value)
+    if isinstance(value, (set, frozenset, list, tuple)) and not isinstance(value, MessageId):
+        return list(value)
+    if hasattr(value, "tolist") and getattr(value, "shape", None) != ():  # an array, of numpy or none; no number
+        return value.tolist()
+    if hasattr(value, "__index__"):
+        with suppress(TypeError):  # so says numpy's bool
+            return operator.index(value)
     if kind is Other:
         return msgpack.ExtType(OTHER, pack([value.number, repr(value)]))
     if others is None:

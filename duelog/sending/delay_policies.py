@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from duelog.store.codec.body import EncodedBatch
 from duelog.store.config import StoreConfig
-from duelog.store.duration import setting_ms
+from duelog.store.duration import plain_setting
 from duelog.store.env.environment import Environment
 from duelog.store.errors import DelayTooLong, PoliciesChanged, StoreFull
 from duelog.store.listener import StoreListener, tell
@@ -132,7 +132,7 @@ class DelayPolicies:
 
     def update(self, scope: Scope, given: Mapping[str, PolicyChange]) -> Policies:
         """Set some fields at a scope and leave the others; a value of None unsets one. Returns the new policies."""
-        values = {name: setting_ms(name, value) for name, value in given.items()}
+        values = {name: plain_setting(name, value) for name, value in given.items()}
         for name, value in values.items():
             check_value(name, value)
         return self._change(scope, lambda before: replace(before, **values))[1]  # type: ignore[arg-type]

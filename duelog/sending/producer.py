@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from duelog.store.codec.body import EncodedBatch
-from duelog.store.errors import InvalidArgument, InvalidMessage, checked_list
+from duelog.store.errors import InvalidMessage, checked_int, checked_list
 from duelog.store.message import Message
 from duelog.store.position import FoundId, MessageId
 from duelog.store.wal.write_batch import WriteBatch
@@ -70,8 +70,8 @@ class Producer:
         if not batch:
             return []
         first = first_sequence_id
-        if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
-            raise InvalidArgument("sequence_id", first, f"expected an int from 0 to {MAX_SEQUENCE}")
+        if first is not None:
+            first = checked_int("sequence_id", first, 0, f"an int from 0 to {MAX_SEQUENCE}")
         encoded, now_ms = self._sender.encode(batch, allow_past=allow_past)
         if encoded.dedups:
             place, dedup = next(iter(encoded.dedups.items()))

@@ -34,8 +34,8 @@ _KEY_BYTES = 512
 """Most bytes of the record of a key in the log."""
 
 
-DeliverAt = Sequence[int] | npt.NDArray[np.integer[Any]] | datetime | int | None
-"""Due times of payloads: for each (ints, or an integer array), or one for all."""
+DeliverAt = Sequence[int | datetime] | npt.NDArray[np.integer[Any]] | datetime | int | None
+"""Due times of payloads: for each (epoch ms and aware datetimes, or an integer array), or one for all."""
 
 
 class TopicSender:

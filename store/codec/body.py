@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..duration import Duration, duration_ms
-from ..errors import InvalidArgument, InvalidMessage
+from ..errors import InvalidArgument, InvalidMessage, checked_list
 from ..message import (
     EARLIEST_DUE_MS,
     MAX_DUE_MS,
@@ -185,9 +185,8 @@ def encode_payloads(
     deliver_at: None, one time for all, or a column of epoch ms. Raises InvalidMessage naming ``payloads[3]`` or
     ``deliver_at[3]``, InvalidArgument for what is no sequence. Thread-safe.
     """
-    if isinstance(payloads, (bytes, bytearray, memoryview, str)) or not isinstance(payloads, Sequence):
-        raise InvalidArgument("payloads", payloads, "expected a sequence of bytes")
-    count = len(payloads)
+    rests = checked_list("payloads", payloads, "a sequence of bytes")
+    count = len(rests)
     if deliver_at is None or isinstance(deliver_at, (int, datetime, np.integer)):
         asked = Message(b"", deliver_at=cast(int, deliver_at), deliver_after=deliver_after)
         due_ms = resolve_due_ms(asked, now_ms, allow_past=allow_past)
@@ -197,9 +196,8 @@ def encode_payloads(
             raise InvalidMessage("deliver_after", deliver_after, "deliver_at is given too: one of the two")
         dues = _due_column(deliver_at, count, allow_past)
     packed_now = _pack(now_ms)
-    rests = list(payloads)
     if not set(map(type, rests)) <= {bytes}:
-        rests = [_one_of(payloads, at, max_message_bytes) for at in range(count)]
+        rests = [_one_of(rests, at, max_message_bytes) for at in range(count)]
     heads: dict[int, bytes] = {}
     for size in set(map(len, rests)):
         try:
@@ -222,14 +220,13 @@ def _due_column(deliver_at: object, count: int, allow_past: bool) -> npt.NDArray
     if isinstance(deliver_at, np.ndarray):
         column = deliver_at
     elif isinstance(deliver_at, Sequence) and not isinstance(deliver_at, (str, bytes)):
-        plain = set(map(type, deliver_at)) <= {int}
-        if not plain:
-            for at, value in enumerate(deliver_at):
-                due_at_ms(f"deliver_at[{at}]", value, allow_past=allow_past)
+        times: Sequence[int] = deliver_at
+        if not set(map(type, deliver_at)) <= {int}:
+            times = [due_at_ms(f"deliver_at[{at}]", each, allow_past=allow_past) for at, each in enumerate(deliver_at)]
         try:
-            column = np.array(deliver_at if plain else [int(value) for value in deliver_at], dtype=np.int64)
+            column = np.array(times, dtype=np.int64)
         except OverflowError:
-            column = np.array(deliver_at, dtype=object)
+            column = np.array(times, dtype=object)
     else:
         raise InvalidMessage("deliver_at", deliver_at, "expected epoch ms, an aware datetime, or a column of epoch ms")
     if column.ndim != 1 or len(column) != count:

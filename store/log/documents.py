@@ -9,6 +9,7 @@ store gives out once: it tells whether a document is the one that was read, also
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator
 from types import EllipsisType
@@ -17,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from ..codec import format as fmt
 from ..env.environment import Environment
 from ..env.transaction import Transaction, Work
-from ..errors import CorruptRecord, DocumentChanged, InvalidArgument
+from ..errors import CorruptRecord, DocumentChanged, InvalidArgument, checked_int
 from . import catalog
 
 MAX_KEY_BYTES = 500
@@ -150,9 +151,9 @@ def _row_key(key: str) -> bytes:
 
 
 def _checked(expected: int | EllipsisType | None) -> int | EllipsisType | None:
-    if expected is not None and not isinstance(expected, EllipsisType) and type(expected) is not int:
-        raise InvalidArgument("expected", expected, "expected a version, or None")
-    return expected
+    if expected is None or isinstance(expected, EllipsisType):
+        return expected
+    return checked_int("expected", expected, -math.inf, "a version, or None")
 
 
 def _compare(rows: Transaction, key: str, row: bytes, expected: int | EllipsisType | None) -> None:

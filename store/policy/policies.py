@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..config import StoreConfig
-from ..duration import OptionalMilliseconds, take_timedeltas
+from ..duration import OptionalMilliseconds, take_plain
 from ..errors import DelayTooLong, InvalidArgument
 from ..message import MAX_DUE_MS
 from ..names import TopicName
@@ -80,7 +80,7 @@ class DelayedDeliveryPolicies:
     fixed_delivery_delay_ms: OptionalMilliseconds = _NOT_SET
 
     def __post_init__(self) -> None:
-        take_timedeltas(self)
+        take_plain(self)
         for name, value in self.fields_set().items():
             check_value(name, value)
 
