@@ -2,10 +2,19 @@
 
 import { useEffect, useState } from "preact/hooks";
 
+/** A word as it was before it was escaped; one that nobody has escaped stays as it is. */
+function unescaped(word) {
+  try {
+    return decodeURIComponent(word);
+  } catch {
+    return word;
+  }
+}
+
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   return {
-    words: path.split("/").filter(Boolean).map(decodeURIComponent),
+    words: path.split("/").filter(Boolean).map(unescaped),
     query: Object.fromEntries(new URLSearchParams(query)),
   };
 }

@@ -27,9 +27,9 @@ function view([first = "", ...rest], query) {
   if (first === "topics" && rest[1] === "messages")
     return rest[2] ? <Message topic={rest[0]} id={rest[2]} query={query} /> : <Messages topic={rest[0]} query={query} />;
   if (first === "topics") return rest[0] ? <Topic name={rest[0]} query={query} /> : <Topics query={query} />;
-  const found = { "": Overview, letters: Letters, partitions: Partitions, connections: Connections, workers: Workers }[first];
-  if (!found) return <p class="problem">There is no such view.</p>;
-  const View = found;
+  const views = { "": Overview, letters: Letters, partitions: Partitions, connections: Connections, workers: Workers };
+  if (!Object.hasOwn(views, first)) return <><h1>Nothing here</h1><p class="problem">There is no such view.</p></>;
+  const View = views[first];
   return <View query={query} rest={rest} />;
 }
 

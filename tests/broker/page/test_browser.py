@@ -177,6 +177,33 @@ def test_every_view_on_an_empty_and_a_small_store_is_whole(store: DelayedStore, 
     assert shown.said == []
 
 
+def test_the_longest_names_make_no_view_wider_than_it_is(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """Of a topic and a subscription, without a place where a line would break; on a telephone too."""
+    topic, subscription = store.topic("t" * 370), "s" * 200
+    sent = topic.send(b"x" * 500, key="k" * 500, properties={"p" * 300: "v" * 300}, deliver_after=3_600)
+    with topic.subscribe(subscription) as consumer:
+        topic.send(b"now")
+        consumer.dead_letter(consumer.receive(1, timeout=20)[0], "r" * 500)
+    shown, of = show(), f"topics/{topic.name.replace('/', '%2F')}"
+    of_workers = f"workers/{topic.name.replace('/', '%2F')}/{subscription}"
+    for width, view in itertools.product(
+        (390, 1280), ("topics", of, f"{of}/messages", f"{of}/messages/{sent}", "letters", "workers", of_workers)
+    ):
+        shown.page.set_viewport_size({"width": width, "height": 850})
+        shown.go(view)
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+    assert shown.said == []
+
+
+def test_an_address_that_leads_nowhere_says_so(store: DelayedStore, show: Callable[..., Shown]) -> None:
+    """A view that is not there, one that every object of JavaScript has by name, and what is escaped by halves."""
+    shown = show()
+    for view, said in (("nowhere", "no such view"), ("constructor", "no such view"), ("topics/50%", "does not exist")):
+        shown.go(view)
+        shown.waits_for(said)
+    assert [each for each in shown.said if "Failed to load" not in each] == []
+
+
 def test_reload_and_back_keep_every_view(store: DelayedStore, show: Callable[..., Shown]) -> None:
     """Each has an address of its own, and needs nothing that came before it."""
     filled(store)
