@@ -1,30 +1,36 @@
 """Readers inside, or one thread alone: LMDB's map may be resized and closed only while no thread reads.
 
-An interrupt (KeyboardInterrupt) leaves no reader inside: to be inside is to have a token among those of the gate, with
-the thread that it belongs to, and that is taken out in one step. Where it comes while a block is left, the token may
-stay until the interrupt has been handled, when its traceback goes; it does not keep out its own thread, so that this
-thread can close what it was reading.
+An interrupt (KeyboardInterrupt) leaves nobody inside, or alone: to be so is to have a token among those of the gate,
+with the thread that it belongs to, and that is taken out in one step. Where it comes while a block is left, the token
+may stay until the interrupt has been handled, when its traceback goes; it does not keep out its own thread, so that
+this thread can close what it was reading.
+
+The mutex is held for a look, never for a block, and the garbage collection never takes it: that may come in any thread,
+also in one that the thread which is alone waits for.
 """
 
+import gc
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 _LOOK_AGAIN_S = 0.1
 """Longest wait: an interrupt may have come between leaving and notifying the waiters."""
+
+_LOOKS_TO_COLLECT = 20
+"""After so many a traceback that still has a token is looked for among the garbage."""
 
 
 class ReaderGate:
     """Counts the readers of this process. A thread that is inside may enter again, also while another waits."""
 
     def __init__(self) -> None:
-        self._mutex = threading.RLock()
-        self._changed = threading.Condition(self._mutex)
+        self.mutex = threading.RLock()
+        self._changed = threading.Condition(self.mutex)
         self.inside: dict[object, int] = {}
         """The threads that are inside, by token; 0: any thread may leave."""
         self.wanted: dict[object, int] = {}
-        """The threads that are alone, or wait for it, by token."""
+        """The threads that are alone, or wait for it, by token; who came first is alone first."""
 
     @property
     def held(self) -> bool:
@@ -32,38 +38,33 @@ class ReaderGate:
         return threading.get_ident() in self.inside.values()
 
     def notify(self) -> None:
-        """Have those who are in `wanted` look again: one is not inside any more."""
-        with self._mutex:
+        """Have those who wait look again: one is not inside, or alone, any more."""
+        with self.mutex:
             self._changed.notify_all()
+
+    def wait_for(self, enters: Callable[[], bool]) -> None:
+        """Try to enter until it is done. `enters` is called with the mutex."""
+        looks = 0
+        while True:
+            with self.mutex:
+                if enters():
+                    return
+                self._changed.wait(_LOOK_AGAIN_S)
+            looks += 1
+            if looks == _LOOKS_TO_COLLECT:
+                gc.collect()
 
     def reading(self) -> "Reading":
         """Be inside for a block; waits while another thread is, or wants to be, alone."""
         return Reading(self)
 
-    def _kept_out(self) -> bool:
-        own = threading.get_ident()
-        return any(thread != own for thread in self.wanted.values())
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> "Alone":
         """Wait until no reader is inside, and keep readers out for the block. REQUIRES: not to be inside."""
-        token = object()
-        try:
-            with self._mutex:
-                self.wanted[token] = threading.get_ident()
-                while {*self.inside.values()} - {threading.get_ident()}:
-                    self._changed.wait(_LOOK_AGAIN_S)
-                yield
-        finally:
-            self.wanted.pop(token, None)
-            with self._mutex:
-                self._changed.notify_all()
+        return Alone(self)
 
-    @contextmanager
-    def alone_at_once(self) -> Iterator[bool]:
+    def alone_at_once(self) -> "Alone":
         """Be alone for the block without waiting; gives False where a reader is inside, and then none is kept out."""
-        with self._mutex:
-            yield not self.inside
+        return Alone(self, waits=False)
 
 
 class Reading:
@@ -80,13 +81,21 @@ class Reading:
     def __enter__(self) -> Any:
         gate = self._gate
         try:
-            with gate._mutex:
-                while gate.wanted and not gate.held and gate._kept_out():
-                    gate._changed.wait(_LOOK_AGAIN_S)
-                gate.inside[self._token] = threading.get_ident() if self._is_of_thread else 0
+            with gate.mutex:
+                entered = not gate.wanted and self._enters()
+            if not entered:
+                gate.wait_for(self._enters)
         except BaseException:
             self.__exit__()
             raise
+
+    def _enters(self) -> bool:
+        gate, own = self._gate, threading.get_ident()
+        wanted = list(gate.wanted.values())
+        if wanted and own not in wanted and not gate.held:
+            return False
+        gate.inside[self._token] = own if self._is_of_thread else 0
+        return True
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
         gate = self._gate
@@ -94,4 +103,43 @@ class Reading:
         if gate.wanted:
             gate.notify()
 
-    __del__ = __exit__
+    def __del__(self) -> None:
+        self._gate.inside.pop(self._token, None)
+
+
+class Alone:
+    """A block in which nobody else is inside a gate, which is left as that of a reader is."""
+
+    __slots__ = ("_gate", "_token", "_waits")
+
+    def __init__(self, gate: ReaderGate, *, waits: bool = True) -> None:
+        """waits: False gives up at once where another is inside, or alone."""
+        self._gate = gate
+        self._waits = waits
+        self._token = object()
+
+    def __enter__(self) -> bool:
+        gate, own = self._gate, threading.get_ident()
+        try:
+            with gate.mutex:
+                if not self._waits and (gate.inside or {*gate.wanted.values()} - {own}):
+                    return False
+                gate.wanted[self._token] = own
+            gate.wait_for(self._enters)
+        except BaseException:
+            self.__exit__()
+            raise
+        return True
+
+    def _enters(self) -> bool:
+        gate, own = self._gate, threading.get_ident()
+        wanted = list(gate.wanted)
+        before = wanted[: wanted.index(self._token)]
+        return not {*gate.inside.values(), *(gate.wanted.get(each, own) for each in before)} - {own}
+
+    def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
+        self._gate.wanted.pop(self._token, None)
+        self._gate.notify()
+
+    def __del__(self) -> None:
+        self._gate.wanted.pop(self._token, None)
