@@ -63,7 +63,7 @@ def failure_of(store: DelayedStore) -> DuelogError | None:
 
 def last_object(bucket: Bucket) -> LogObject | None:
     """The last object of a log; None: it has none. Raises ReplicaDamaged, ReplicaUnreachable."""
-    numbers = bucket.numbers()
+    numbers = bucket.numbers(max(bucket.manifests(), default=0))  # a week of log is listed for a minute
     return find_object(bucket, numbers[-1]) if numbers else None
 
 
@@ -123,9 +123,13 @@ class Standby:
     def begin(self) -> bool:
         """See what the directory is; True: the store in it leads, or may try: open it. Else `step` follows.
 
-        One that led, and does no more, is set aside. Raises ReplicaUnreachable, ReplicaRefused, InvalidArgument.
+        One that led, and does no more, is set aside. Raises ReplicaUnreachable, ReplicaRefused, InvalidArgument,
+        StoreFull.
         """
-        path, bucket = self._path, self._bucket
+        with explained(self._path):
+            return self._begin(self._path, self._bucket)
+
+    def _begin(self, path: Path, bucket: Bucket) -> bool:
         if (path / "STORE").exists():
             shipped, last = read_shipped(path, bucket.url), last_object(bucket)
             if shipped is None or not shipped.owners or last is None or last.maker.opening in shipped.owners:

@@ -263,11 +263,17 @@ def test_a_call_that_hangs_leaves_time_in_the_lease_for_another(monkeypatch: pyt
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         usual = Bucket("s3://b/x")
         bucket, begun_s = usual.for_lease(1_000), time.monotonic()
-        for call in (lambda: bucket.append(1, b""), lambda: bucket.read(1), bucket.numbers):
+        calls = (
+            lambda: bucket.append(1, b""),
+            lambda: bucket.read(1),
+            bucket.numbers,
+            lambda: bucket.put("snap/1", b""),
+        )
+        for call in calls:
             with pytest.raises(ReplicaUnreachable):
                 call()
         assert time.monotonic() - begun_s < 20
-        assert len(hanging) == 3
+        assert len(hanging) == len(calls)
         assert bucket._client(1_000_000) is bucket._client(0, 2)
         assert bucket._client(30_000_000) is bucket._client(0, 9) is usual._client()
         assert bucket.for_lease(None)._client() is usual._client()

@@ -410,6 +410,23 @@ def test_an_idle_store_puts_nothing(bucket: FaultyBucket, store: DelayedStore, c
     assert [each for folder in (LOG, MANIFESTS, FILES) for each in bucket.listing(folder)] == objects
 
 
+def test_a_put_is_told_how_often_it_was_tried_in_vain(bucket: FaultyBucket, store: DelayedStore) -> None:
+    """So that it gets longer. Another object begins with none."""
+    tries, append = list[int](), bucket.append
+
+    def noted(seq: int, content: Content, tried: int = 0) -> None:
+        tries.append(tried)
+        append(seq, content, tried)
+
+    ship(store)
+    bucket.faults = iter(("down", "down", None, "down"))
+    with patch.object(bucket, "append", noted):
+        for _ in range(2):
+            store.topic("a").send(b"", deliver_after=86_400)
+            ship(store)
+    assert tries == [0, 1, 2, 0, 1]
+
+
 class LyingBucket(FaultyBucket):
     """A bucket that takes no notice of conditions."""
 

@@ -267,6 +267,9 @@ def test_a_leader_that_takes_longer_than_the_lease_to_open_is_not_followed_by_an
                 for _ in range(5):
                     bench.pass_lease(0.4)
                     renew()
+                    objects = bench.bucket.numbers()
+                    renew()  # it is not time again
+                    assert bench.bucket.numbers() == objects
                     assert not three.step()
             return work(*arguments, **named)
 
@@ -299,6 +302,55 @@ def test_a_leader_that_takes_longer_than_the_lease_to_open_is_not_followed_by_an
         bench.pass_lease(0.1)
         ship(store)
         assert not three.step()
+
+
+def test_a_leader_that_is_open_puts_nothing_that_comes_from_its_opening(bench: Bench) -> None:
+    """Not even where its log was pruned, and numbers of it are free again."""
+    two = bench.follow("two")
+    bench.take_over(two)
+    bench.pass_lease(0.4)
+    two.beat()
+    with bench.open("two") as store:
+        two.opened()
+        store.topic("a").send(b"1", deliver_after=DAY_S)
+        ship(store)
+        manifested(store)
+        first = bench.bucket.manifests()[-1]
+        bench.bucket.delete([log_name(seq) for seq in bench.bucket.numbers() if seq < first])
+        bench.pass_lease(0.4)
+        two.beat()
+        assert bench.bucket.numbers()[0] == first
+
+
+def test_a_machine_that_begins_lists_of_the_log_what_is_behind_the_newest_manifest(bench: Bench) -> None:
+    """Before, it listed all: a week of log, a minute, and the lease of a leader that was begun again had passed."""
+    for number in range(3):
+        bench.ship(b"%d" % number)
+    manifested(bench.leader)
+    bench.leader.close()
+    listed, listing = list[tuple[str, str | None]](), bench.bucket.listing
+
+    def noted(folder: str, offset: str | None = None) -> list[Listed]:
+        listed.append((folder, offset))
+        return listing(folder, offset)
+
+    with patch.object(bench.bucket, "listing", noted):
+        assert Standby(bench.path / "one", bench.bucket, lease_ms=LEASE_MS, elapsed=bench.elapsed).begin()
+    newest = bench.bucket.manifests()[-1]
+    assert [offset for folder, offset in listed if folder == "log"] == [log_name(newest - 1)]
+
+
+def test_a_standby_that_cannot_set_a_tail_aside_says_that_its_disk_is_full(bench: Bench) -> None:
+    """So it waits for space. Before, the error of the system ended its process."""
+    ship(bench.leader)
+    follower = bench.follow("two")
+    bench.close_cut_off()
+    bench.take_over(follower)
+    full = patch("duelog.replica.set_aside.write_file", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with full, pytest.raises(StoreFull):
+        bench.follow("one")
+    bench.follow("one")
+    assert [bytes(each.message.payload) for each in read_aside(bench.path / "one")[1]] == [b"told"]
 
 
 @pytest.mark.parametrize("fault", ["lost", "late", "down", "twice"])
