@@ -22,7 +22,7 @@ from ..store.env.environment import Environment
 from ..store.env.memtable import Memtable, Publication, Reads
 from ..store.env.transaction import Staging, Transaction
 from ..store.env.vacant import VACANT
-from ..store.errors import ClosedError, CorruptEntry, DamagedStore
+from ..store.errors import ClosedError, CorruptEntry, DamagedStore, StoreFailed
 from ..store.files.pages import read_few
 from ..store.log import catalog
 from ..store.log.ledger import Ledger, PackedMessages, Replaced, end_after, find_tail, insert_messages, insert_packed
@@ -151,6 +151,8 @@ class Partition:
         """Held while the environment is opened, or closed for want of leases."""
         self.closing = False
         """True while the environment is about to be closed: a lease has to open it again."""
+        self._failed: StoreFailed | None = None
+        """Why an environment that was closed had failed, before or as it was closed."""
         self._environment: Environment | None = None
         self._parked: list[Environment] = []
         self.knows_logs = False
@@ -186,14 +188,16 @@ class Partition:
             if self._environment is not None:
                 self._parked.append(self._environment)
                 self._environment.is_parked = True  # before rows that it lacks leave the memtable
+            environment.failed = self._failed
             self._environment = environment
             self.outdated = False
 
     def refuse_failed(self) -> None:
         """Raise StoreFailed where a commit has failed: nothing more is applied until the store is opened again."""
         environment = self._environment
-        if environment is not None and environment.failed is not None:
-            raise environment.failed
+        failed = self._failed if environment is None else environment.failed
+        if failed is not None:
+            raise failed
 
     def environments(self) -> list[Environment]:
         environment = self._environment
@@ -211,6 +215,7 @@ class Partition:
         """Close every environment, and then forget them and what was read from them: closed once is closed for good."""
         for environment in self.environments():
             environment.close()
+            self._failed = self._failed or environment.failed
         with self._lock:
             self._environment, self._parked = None, []
             self.outdated = self.closing = False

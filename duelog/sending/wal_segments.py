@@ -68,6 +68,8 @@ class Checkpoint:
         self._jobs.finish()
         for partition in self._partitions.held(lambda each: each.is_open, partial=True):
             partition.environment.sync()  # another commit may have applied its rows, and is not known to be on disk
+        for partition in self._partitions:
+            partition.refuse_failed()  # it may have been closed since, which the disk refused
         reach("wal.applied")
         oldest = fmt.pack_u64(self.segment + 1)
 

@@ -1,15 +1,19 @@
 """Sends to a partition that cannot be written any more, and to the others: nothing that was acknowledged is lost."""
 
 import shutil
+from dataclasses import replace
 
+import lmdb
 import pytest
 
 from duelog import DelayedStore, ManualClock, Message, StoreConfig, Topic
 from duelog.errors import DamagedStore, StoreFailed
 from duelog.partitions.partition import Partition
+from duelog.sending.wal_segments import CHECKPOINT_MS
 from duelog.store.files import directory
 from tests.conftest import HOUR_MS, START_MS, OpenStore, applied
 from tests.duelog.store_state import payloads_after
+from tests.store.commits import spy_on
 
 CONFIG = StoreConfig(
     partition_ms=HOUR_MS, wal_bytes=1 << 17, max_message_bytes=10_000, max_clock_jump_ms=None, retention_ms=1 << 50
@@ -60,6 +64,34 @@ def test_a_partition_that_has_failed_refuses_sends_and_others_do_not(
     assert [partition.leases for partition in store._engine.storage.partitions] == [0, 0]
     store.close()
     assert payloads(open_store(config=CONFIG), clock) == [b"bad", b"good", b"last", b"now", b"other"]
+
+
+def test_rows_whose_flush_the_disk_refused_as_a_partition_was_closed_stay_in_the_log(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Their commit may not be on disk; opened again in the same process, the partition had forgotten that."""
+    store = open_store(config=replace(CONFIG, durability="relaxed"))
+    topic = store.topic("t")
+    topic.send(b"bad", deliver_at=BAD_MS)
+    partitions = applied(store)._engine.storage.partitions
+    bad = next(iter(partitions))
+    topic.send(b"last", deliver_at=BAD_MS)
+    with partitions.lease(bad, keep=False):
+        bad.environment.apply()
+        spy_on(bad.environment).fail_sync = lmdb.DiskError("mdb_env_sync: Input/output error")
+    assert not bad.is_open
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match="Input/output error"):
+            topic.send(b"x", deliver_at=BAD_MS)
+        with partitions.lease(bad):
+            assert [message.payload for message in topic.scheduled()] == [b"bad", b"last"]
+    needed = store._engine.writer().segments.oldest_segment()
+    clock.advance(CHECKPOINT_MS)
+    store.tick()
+    assert [found.task for found in store.suspended()] == ["apply"]
+    assert store._engine.writer().segments.oldest_segment() == needed
+    store.close()
+    assert payloads(open_store(config=CONFIG), clock) == [b"bad", b"last"]
 
 
 def test_sends_stop_when_the_log_is_full_of_what_a_failed_partition_has_not_applied(
