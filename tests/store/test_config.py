@@ -1,6 +1,7 @@
 """StoreConfig: defaults, and a refusal that names the field for every bad value; durations in seconds or timedelta."""
 
 import dataclasses
+import inspect
 import math
 import re
 from datetime import timedelta
@@ -92,7 +93,7 @@ def make(**settings: Any) -> StoreConfig:
 
 def test_every_field_is_explained() -> None:
     """The docstring has a paragraph for each, in order, and no other; docs/configuration.md holds the defaults."""
-    assert re.findall(r"^    ([a-z_]+): ", StoreConfig.__doc__ or "", re.MULTILINE) == FIELDS
+    assert re.findall(r"^([a-z_]+): ", inspect.getdoc(StoreConfig) or "", re.MULTILINE) == FIELDS
 
 
 def test_a_config_cannot_be_changed() -> None:
