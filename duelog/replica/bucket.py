@@ -38,6 +38,9 @@ _CONTENT_S = 86_400
 _ANSWERS = 4
 """Answers that fail to come, one after the other, in a lease."""
 
+_LEAST_ANSWER_S = 0.5
+"""However short the lease is: a bucket that is far away answers by then."""
+
 _TRIES = 8
 """Tries of one put, at the most, each of which has twice the time of the one before."""
 
@@ -125,7 +128,10 @@ class Bucket:
         if not self._is_remote:
             return self
         bucket = copy(self)
-        bucket._answer_s = _ANSWER_S if lease_ms is None else min(lease_ms / 1000 / _ANSWERS, _ANSWER_S)
+        if lease_ms is None:
+            bucket._answer_s = _ANSWER_S
+        else:
+            bucket._answer_s = min(max(lease_ms / 1000 / _ANSWERS, _LEAST_ANSWER_S), _ANSWER_S)
         return bucket
 
     def _client(self, size: int = 0, tries: int = 0) -> ObjectStore:
