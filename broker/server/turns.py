@@ -27,6 +27,7 @@ from ...store.errors import (
     StoreFailed,
     StoreFull,
 )
+from ...store.limited_log import LimitedLog
 from ..cluster.proxy import Proxy, ProxyConfig
 from ..configuration import BrokerConfig, ServiceConfig
 from ..lookup.topic_lookup import Urls
@@ -58,6 +59,7 @@ class Turns:
 
     def __post_init__(self) -> None:
         self._poll_s = min(max(self._standby.lease_ms / 20_000, 0.05), 0.5)
+        self._log = LimitedLog(_log)
         self._thread = ThreadPoolExecutor(1, "duelog-standby")
         self._beats = ThreadPoolExecutor(1, "duelog-lease")
 
@@ -109,7 +111,7 @@ class Turns:
                     if await self._call(self._standby.step):
                         return True
                 except (ReplicaUnreachable, ReplicaDamaged, GapFound) as error:  # until it is mended
-                    _log.warning("%s", error)
+                    self._log.log(logging.WARNING, "this machine does not follow for now: %s", error)
                 except StoreFull as error:
                     await self._wait_for_space(error)
                 leader = self._standby.leader

@@ -34,6 +34,7 @@ from duelog.store.errors import (
 from duelog.store.files.directory import move
 from duelog.store.files.system_calls import since_boot_s
 from duelog.store.files.system_errors import explained
+from duelog.store.limited_log import LimitedLog
 from duelog.store.wal.segment import place_of
 
 from .bucket import AlreadyThere, Bucket, log_name
@@ -102,6 +103,7 @@ class Standby:
         """When a fence was last tried."""
         self._writer: LogWriter | None = None
         """Holds the lease while the store that leads is made and opened."""
+        self._log_of_beats = LimitedLog(_log)
 
     @property
     def lease_ms(self) -> int:
@@ -188,7 +190,7 @@ class Standby:
         try:
             writer.put(*writer.heartbeat(SystemClock().now_ms()))
         except ReplicaUnreachable as error:
-            _log.warning("%s: the lease is not renewed for now: %s", self._path, error)
+            self._log_of_beats.log(logging.WARNING, "%s: the lease is not renewed for now: %s", self._path, error)
         except (PutBefore, ForkFound):  # the store that was opened ships its log
             self._writer = None
         except DuelogError as error:  # which opening it finds, too

@@ -32,6 +32,7 @@ from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Liste
 from duelog.replica.following import Standby, failure_of
 from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
 from duelog.replica.log_writer import LogWriter
+from duelog.replica.manifest import read_manifest
 from duelog.replica.replica_status import aside_of
 from duelog.replica.restoring import MARK, GapFound, Restoring, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
@@ -163,8 +164,9 @@ def test_a_standby_takes_over_with_all_that_was_shipped(bench: Bench) -> None:
 def test_a_leader_that_renews_its_lease_is_not_followed_by_another(bench: Bench) -> None:
     """Heartbeats come where nothing is written; the one that was put is seen before a fence is."""
     follower = bench.follow("two")
-    for _ in range(10):
-        bench.pass_lease(0.5)
+    for part in [0.5] * 10 + [0.99]:
+        bench.pass_lease(part)
+        assert not follower.step()
         shipping_of(bench.leader).step()
         assert not follower.step()
     bench.pass_lease()
@@ -448,6 +450,34 @@ def test_a_standby_whose_fence_came_late_follows_on(bench: Bench) -> None:
         assert two.epoch >= 2
 
 
+def test_a_fence_that_is_created_where_others_have_led_and_pruned_does_not_lead(bench: Bench) -> None:
+    """Its put was on its way meanwhile, and nothing is left behind it but a manifest."""
+    two, three = (bench.follow(name) for name in ("two", "three"))
+    bench.pass_lease()
+    opened = list[DelayedStore]()
+
+    def between(name: str) -> None:
+        bench.bucket.before_creation = lambda name: None
+        assert three.step()
+        opened.append(bench.open("three"))
+        opened[0].topic("a").send(b"1", deliver_after=DAY_S)
+        ship(opened[0])
+        opened[0]._engine.writer().apply_all()
+        manifested(opened[0])
+        bench.bucket.delete([log_name(seq) for seq in bench.bucket.numbers()])
+
+    bench.bucket.before_creation = between
+    assert not two.step()
+    assert [log_object(bench.bucket, seq).kind for seq in bench.bucket.numbers()] == [FENCE]
+    with opened[0] as store:
+        store.topic("a").send(b"2", deliver_after=DAY_S)
+        ship(store)
+        assert not two.step()
+        assert two.epoch == 2
+    assert two.step()  # it has resigned
+    assert bench.waiting("two") == {b"1", b"2"}
+
+
 def test_a_standby_that_is_cut_off_amid_its_reading_applies_what_it_has_read(bench: Bench) -> None:
     """Before, it went on behind it: sends, cancels and acknowledgements that were told as replicated were lost."""
     follower = bench.follow("two")
@@ -521,6 +551,19 @@ def test_a_standby_whose_disk_is_full_goes_on_with_what_it_has_read(bench: Bench
         for topic in topics:
             payloads = sorted(int(message.payload) for message in store.topic(topic).scheduled())
             assert payloads == sorted([1, 2, 3, 4, 5, 30, 40, 50] * 3)
+
+
+def test_a_standby_that_finds_nothing_behind_the_manifest_knows_who_leads(bench: Bench) -> None:
+    """By the object that it stands at; it waits for that one's lease, and leads."""
+    bench.ship(b"1")
+    bench.leader._engine.writer().apply_all()
+    manifested(bench.leader)
+    newest = read_manifest(bench.bucket, bench.bucket.manifests()[-1])
+    assert bench.bucket.numbers()[-1] == newest.seq == newest.first - 1
+    follower = bench.follow("two")
+    assert (follower.epoch, present(follower.leader).lease_ms) == (1, LEASE_MS)
+    bench.take_over(follower)
+    assert bench.waiting("two") == {b"1"}
 
 
 def test_a_standby_that_is_cut_off_behind_what_it_has_read_waits_for_the_lease_of_that(bench: Bench) -> None:

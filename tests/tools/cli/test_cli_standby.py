@@ -236,6 +236,31 @@ def test_a_standby_goes_on_where_the_copy_is_about_to_be_whole_again_or_its_disk
     assert len(steps) == 2
 
 
+def test_a_standby_does_not_flood_its_log_while_the_bucket_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so some times a minute. Before, twice a second, for as long as the bucket was down."""
+    steps = list[str]()
+
+    class Follows:
+        lease_ms, leader = 1, None
+
+        def begin(self) -> bool:
+            turns._poll_s = 0.0
+            return False
+
+        def beat(self) -> None:
+            """Nothing is to be renewed."""
+
+        def step(self) -> bool:
+            steps.append("")
+            if len(steps) == 50:
+                turns._ended.set()
+            raise ReplicaUnreachable("s3://b/x", "is down")
+
+    turns = Turns(Follows(), BrokerConfig(), print, Broker, print)  # type: ignore[arg-type]
+    asyncio.run(turns.run())
+    assert 1 <= caplog.text.count("is down") <= 20
+
+
 def test_a_standby_whose_address_is_in_use_follows_on(caplog: pytest.LogCaptureFixture) -> None:
     """It says so; clients come to it by no way meanwhile. Before, the process ended."""
     with socket.create_server(("localhost", 0)) as taken:
