@@ -11,7 +11,7 @@ partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import EllipsisType, TracebackType
@@ -28,7 +28,7 @@ from duelog.store.held import Held
 from duelog.store.log import documents
 from duelog.store.message import AnyId, Dedup, ReceivedMessage, asked_due_ms, checked_dedup_key, id_of
 from duelog.store.names import TopicName
-from duelog.store.position import MessageId, Position
+from duelog.store.position import MessageId
 from duelog.store.wal.write_batch import WriteBatch
 
 from .delivery.position_set import group_by_ledger
@@ -37,8 +37,7 @@ from .sending.keyed_messages import KeyChanged
 from .sending.log_append import AddressedBatch
 from .subscription import Subscription
 from .topic import Topic
-from .topics.ack_flusher import AckFlusher
-from .topics.topic_state import SubscriptionState, TopicState
+from .topics.topic_state import TopicState
 
 T = TypeVar("T")
 
@@ -128,24 +127,6 @@ class _Units(list[Unit]):
             unit(group)
 
 
-def _acknowledging(
-    flusher: AckFlusher, topic: TopicState, state: SubscriptionState, acks: Sequence[tuple[Position, Ack]]
-) -> Unit:
-    """The unit of work that acknowledges deliveries of one subscription."""
-    entries = group_by_ledger([position for position, _ in acks])
-
-    def unit(group: WriteBatch) -> None:
-        fresh = flusher.acknowledge(group.main, topic, state, entries)
-        with state.lock:
-            for position, (message, consumer) in acks:
-                is_held = state.holds(message, position, None if consumer is None else consumer._id)
-                if not is_held or position.entry_id not in fresh[position.ledger_id]:
-                    where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
-                    raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
-
-    return unit
-
-
 def _writing_document(work: Callable[[Any], Any], result: Result[Any]) -> Unit:
     def unit(group: WriteBatch) -> None:
         try:
@@ -178,7 +159,8 @@ class Transaction:
         engine.check_writable()
         self._engine = engine
         self._sends: list[_Send] = []
-        self._acks: list[Ack] = [] if received is None else [received]
+        self._acks: dict[tuple[str, str], list[Ack]] = {}
+        """By topic and subscription."""
         self._cancels: dict[TopicName, list[_Cancel]] = {}
         self._sent_keys: set[tuple[TopicName, str]] = set()
         self._cancelled_keys: dict[tuple[TopicName, str], _CancelKey] = {}
@@ -189,6 +171,8 @@ class Transaction:
         self._ended = False
         self._numbers: tuple[str, int] | None = None
         """Name of a producer, and the number under which it is stored once; None: without one."""
+        if received is not None:
+            self._acknowledge(received)
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -238,7 +222,11 @@ class Transaction:
                 raise InvalidArgument(f"messages[{at}]", message, "expected a received message")
             if consumer is not None:
                 consumer._check_received(message)
-        self._acks += [Ack(message, consumer) for message in given]
+        for message in given:
+            self._acknowledge(Ack(message, consumer))
+
+    def _acknowledge(self, ack: Ack) -> None:
+        self._acks.setdefault((ack.message.topic, ack.message.subscription), []).append(ack)
 
     def cancel(self, topic: str | Topic, message_id: AnyId, *, required: bool = True) -> Result[bool]:
         """Cancel a delayed message; whether it is never delivered. Conflicts where it has fired or is unknown.
@@ -334,7 +322,7 @@ class Transaction:
         if self._engine.may_wait_for_copy:
             topics = {each.topic for each in self._sends} | {name for name, _ in self._cancelled_keys}
             topics |= self._cancels.keys() | self._reschedules.keys()
-            self._engine.settle(*topics, *(TopicName.parse(ack.message.topic) for ack in self._acks))
+            self._engine.settle(*topics, *(TopicName.parse(name) for name, _ in self._acks))
 
     def _store_all(self, also: Unit | None = None) -> bool:
         engine = self._engine
@@ -362,10 +350,7 @@ class Transaction:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
         engine, units = self._engine, _Units()
         now_ms = engine.clock.now_ms()
-        topics: dict[TopicName, TopicState] = {}
-        if self._sends:
-            names = list({each.topic: None for each in self._sends})
-            topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
+        topics = {each.topic: engine.topics.get_or_create(each.topic, now_ms) for each in self._sends}
         keys: dict[int, bytes] = {}
         for at, each in enumerate(self._sends):
             if each.dedup is not None:
@@ -380,8 +365,8 @@ class Transaction:
             engine.sending.keyed.fetch({key: topic for topic, key, _ in cancelled}, cancels=True)
         if keys or cancelled:
             engine.pending.keys.lock_all(held, [*keys.values(), *(key for _, key, _ in cancelled)])
-        if self._acks:
-            units += self._acknowledge()
+        for acks in self._acks.values():
+            units.append(self._ack(acks))
         for name, cancels in self._cancels.items():
             units.append(self._cancel(held, engine.topics.get(name), cancels))
         for topic, key, asked in cancelled:
@@ -404,17 +389,26 @@ class Transaction:
         for name, asked in self._reschedules.items():
             withdrawals.fetch(topics.get(name), [each.message_id for each in asked], moved=True)
 
-    def _acknowledge(self) -> Iterator[Unit]:
-        by_subscription: dict[tuple[str, str], list[tuple[Position, Ack]]] = {}
-        for ack in self._acks:
-            message = ack.message
-            by_subscription.setdefault((message.topic, message.subscription), []).append((message.position, ack))
-        for (name, subscription), acks in by_subscription.items():
-            topic = self._engine.topics.get(TopicName.parse(name))
-            state = topic.subscription(subscription)
-            if not state.durable:
-                raise InvalidArgument("messages", acks[0][1].message, "a reader's acknowledgements are never on disk")
-            yield _acknowledging(self._engine.delivery.flusher, topic, state, acks)
+    def _ack(self, acks: Sequence[Ack]) -> Unit:
+        """The unit of work that acknowledges deliveries of one subscription."""
+        first, flusher = acks[0].message, self._engine.delivery.flusher
+        topic = self._engine.topics.get(TopicName.parse(first.topic))
+        state = topic.subscription(first.subscription)
+        if not state.durable:
+            raise InvalidArgument("messages", first, "a reader's acknowledgements are never on disk")
+        positions = [ack.message.position for ack in acks]
+        entries = group_by_ledger(positions)
+
+        def unit(group: WriteBatch) -> None:
+            fresh = flusher.acknowledge(group.main, topic, state, entries)
+            with state.lock:
+                for position, (message, consumer) in zip(positions, acks, strict=True):
+                    is_held = state.holds(message, position, None if consumer is None else consumer._id)
+                    if not is_held or position.entry_id not in fresh[position.ledger_id]:
+                        where = f"{message.message_id} of {message.topic}, subscription {message.subscription}"
+                        raise TransactionConflict(f"ack {where}", "this delivery is not held any more")
+
+        return unit
 
     def _cancel(self, held: Held, topic: TopicState, cancels: Sequence[_Cancel]) -> Unit:
         ids = [each.message_id for each in cancels]

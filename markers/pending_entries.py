@@ -196,8 +196,9 @@ class PendingEntries:
         Not in a partition so far away that none has fired, or is in memory; nor in one that is away and has closed:
         all have fired.
         """
+        firing, start_ms = self._firing, partition.start_ms
         if partition.state is PartitionState.OPEN:
-            return bodies or not self._firing.is_far(partition.start_ms)
+            return bodies or start_ms <= firing.passed_ms or start_ms in firing.loaded.logs
         return dues or partition.away is None
 
     def _tail(self, partition: Partition, topic_id: int, ledger_id: int) -> int | None:
@@ -367,8 +368,8 @@ class PendingEntries:
             return []
         if place is not None:
             first = self._append(transaction, place, new, rows)
-            ids = [MessageId(place.ledger_id, first + at) for at in range(len(rows))]
-            return [Placed(place.partition.start_ms, message_id) for message_id in ids]
+            start_ms, limit = place.partition.start_ms, first + len(rows)
+            return [Placed(start_ms, MessageId(place.ledger_id, entry_id)) for entry_id in range(first, limit)]
         dues = np.array([new.dues[row] for row in rows], dtype=np.int64)
         segments = new.log.append_messages(transaction, dues, [new.bodies[row] for row in rows], now_ms)
         ids = [MessageId(ledger, first + at) for ledger, first, count in segments for at in range(count)]
@@ -379,14 +380,13 @@ class PendingEntries:
         partition, start_ms = log.partition, log.partition.start_ms
         rows_there = transaction.to(start_ms, partition.memtable)
         _, dues, bodies, olds, passing = new
-        ids = [olds.get(row, _NOTHING)[0] for row in rows]
         if len(rows) == 1:
             (row,) = rows
-            fields = fields_of_message(start_ms, dues[row], bodies[row], ids[0])
+            fields = fields_of_message(start_ms, dues[row], bodies[row], olds.get(row, _NOTHING)[0])
             heard_ms = HELD if row in passing else dues[row]
             first = partition.add_message(rows_there, log, heard_ms, fields, bodies[row])
         else:
-            old_ledgers, old_entries = zip(*ids, strict=True)
+            old_ledgers, old_entries = zip(*(olds.get(row, _NOTHING)[0] for row in rows), strict=True)
             replaced = Replaced(np.array(old_ledgers, dtype=np.uint64), np.array(old_entries, dtype=np.uint32))
             column: Int64s = np.array([dues[row] for row in rows], dtype=np.int64)
             heard = np.array([HELD if row in passing else dues[row] for row in rows], dtype=np.int64)

@@ -85,10 +85,6 @@ class Firing:
         """No message that is due later has fired, whenever that was. REQUIRES: `gate` held for reading."""
         return max(self._clock.mark_ms, self.recorded_ms)
 
-    def is_far(self, start_ms: int) -> bool:
-        """True where nothing of a partition has fired, or is in memory. REQUIRES: `gate` held for reading."""
-        return start_ms > self.passed_ms and start_ms not in self.loaded.logs
-
     def withdraw(
         self, start_ms: int, topic_id: int, cancelled: BitMap, entries: Sequence[int], dues: Sequence[int]
     ) -> None:

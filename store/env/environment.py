@@ -288,7 +288,7 @@ class Environment:
         """Wait until every change is on disk, whatever the durability. Raises StoreFailed, StoreFull."""
         if self.log is None:
             self.sync()
-        else:
+        elif self.durability != "commit":  # else each group was flushed
             self.log.flush()
 
     @property
