@@ -714,7 +714,7 @@ class Subscription:
         sender, dues = self._engine.sending.sender, np.array([due_ms], dtype=np.int64)
 
         def work(group: WriteBatch) -> tuple[int, int]:
-            fresh = self._flusher.acknowledge(group.main, topic, state, entries)
+            fresh = self._flusher.acknowledge(group, topic, state, entries)
             if not any(fresh.values()):
                 raise _Acknowledged
             return send(group)

@@ -130,7 +130,7 @@ class _Units(list[Unit]):
 def _writing_document(work: Callable[[Any], Any], result: Result[Any]) -> Unit:
     def unit(group: WriteBatch) -> None:
         try:
-            result._value = work(group.main)
+            result._value = work(group)
         except DocumentChanged as error:
             raise TransactionConflict(result.operation, str(error)) from error
 
@@ -400,7 +400,7 @@ class Transaction:
         entries = group_by_ledger(positions)
 
         def unit(group: WriteBatch) -> None:
-            fresh = flusher.acknowledge(group.main, topic, state, entries)
+            fresh = flusher.acknowledge(group, topic, state, entries)
             with state.lock:
                 for position, (message, consumer) in zip(positions, acks, strict=True):
                     is_held = state.holds(message, position, None if consumer is None else consumer._id)
@@ -415,7 +415,7 @@ class Transaction:
         work = self._engine.pending.withdrawals.cancelling(held, topic, ids)
 
         def unit(group: WriteBatch) -> None:
-            for (_, required, result), outcome in zip(cancels, work(group.main), strict=True):
+            for (_, required, result), outcome in zip(cancels, work(group), strict=True):
                 done = outcome in _NEVER_DELIVERED
                 if required and not done:
                     raise TransactionConflict(result.operation, f"it is {outcome.value}")
@@ -427,7 +427,7 @@ class Transaction:
         work = self._engine.sending.keyed.cancelling(held, topic, key)
 
         def unit(group: WriteBatch) -> None:
-            outcome = Outcome.UNKNOWN if work is None else work(group.main)
+            outcome = Outcome.UNKNOWN if work is None else work(group)
             if asked.required and outcome is not Outcome.CANCELLED:
                 reason = "no message of it is pending" if outcome is Outcome.UNKNOWN else f"it is {outcome.value}"
                 raise TransactionConflict(asked.result.operation, reason)
@@ -441,7 +441,7 @@ class Transaction:
         work = withdrawals.rescheduling(held, topic, [message_id], asked(now_ms), now_ms)
 
         def unit(group: WriteBatch) -> None:
-            (new_id,) = work(group.main)
+            (new_id,) = work(group)
             if required and new_id is None:
                 raise TransactionConflict(result.operation, "it has fired, is cancelled, or is unknown")
             result._value = new_id

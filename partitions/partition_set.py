@@ -499,7 +499,7 @@ class PartitionSet:
             partition.refuse_failed()
             with self._lock:  # with which logs are forgotten
                 is_open = not self._open.closed and partition.state is PartitionState.OPEN
-                if leased := is_open and partition.has_read((topic_id,)):
+                if leased := is_open and (partition.knows_logs or partition.has_read((topic_id,))):
                     partition.leases += 1
                     partition.appenders += 1
             if leased:

@@ -42,8 +42,8 @@ def renew_ids(engine: Engine) -> None:
     write = engine.writer().write
 
     def pass_over(group: WriteBatch) -> None:
-        catalog.take_numbers(group.main, catalog.LEDGERS, LEDGERS)
-        catalog.take_numbers(group.main, catalog.DOCUMENTS, VERSIONS)
+        catalog.take_numbers(group, catalog.LEDGERS, LEDGERS)
+        catalog.take_numbers(group, catalog.DOCUMENTS, VERSIONS)
 
     write(pass_over)
     now_ms = engine.clock.now_ms()
@@ -62,7 +62,7 @@ def _in_new_ledgers(engine: Engine, names: list[str], now_ms: int) -> Callable[[
 
     def work(group: WriteBatch) -> None:
         for log in logs:
-            log.begin_ledger(group.main, now_ms)
+            log.begin_ledger(group, now_ms)
 
     return work
 
@@ -80,7 +80,7 @@ def _skipping(partition: Partition, topic_ids: list[int]) -> Callable[[WriteBatc
                 continue
             tail = partition.end_of(rows, log)
             last = tail + ENTRIES
-            cancellations.add(group.main, Table.CANCELLED, log.ledger_id, BitMap(range(tail, last + 1)))
+            cancellations.add(group, Table.CANCELLED, log.ledger_id, BitMap(range(tail, last + 1)))
             counter = fmt.counter_key(f"{catalog.PASSED_OVER}{log.ledger_id}")
             before = fmt.unpack_u64(passed[counter]) if counter in passed else 0
             rows.put(counter, fmt.pack_u64(before + ENTRIES + 1))

@@ -253,7 +253,7 @@ class KeyedMessages:
 
             def record(group: WriteBatch, start_ms: int, ledger_id: int, entry_id: int) -> None:
                 fields = KeyRecord(start_ms, ledger_id, entry_id, until).pack()
-                group.main.put(key, fields)
+                group.put(key, fields)
 
             message_id = self._sender.send_one(topic, due_ms, body, now_ms, record, may_be_inline=False)
         if overridden:
@@ -430,15 +430,14 @@ class KeyedMessages:
         if plan.replaced or plan.passing:
             replaced = {row_of[place]: (keys[place], *each) for place, each in plan.replaced.items()}
             passing = {row_of[place] for place in plan.passing}
-            replace = self._replacing(held, part, records, replaced, passing)
-            return lambda group: replace(group.main)
+            return self._replacing(held, part, records, replaced, passing)
 
         def also(group: WriteBatch, stored: Stored) -> None:
-            rows, ids = group.main, stored.ids.to_list()
+            ids = stored.ids.to_list()
             for row, key, until in records:
                 message_id = ids[row]
                 start_ms = stored.starts.get(message_id.ledger_id, IN_MAIN)
-                rows.put(key, KeyRecord(start_ms, *message_id, until).pack())
+                group.put(key, KeyRecord(start_ms, *message_id, until).pack())
 
         return self._sender.sending(held, part, also)
 

@@ -286,7 +286,7 @@ class Sender:
         for topic, log, dues, messages in parts:
             refuse_deleted((topic,))
             if log is None:
-                written += topic.log.append_messages(group.main, dues, messages, now_ms)  # type: ignore[arg-type]
+                written += topic.log.append_messages(group, dues, messages, now_ms)  # type: ignore[arg-type]
                 continue
             rows = group.to(log.partition.start_ms, log.partition.memtable)
             first = log.partition.add(rows, log, dues, messages, self._run_limits)
@@ -349,7 +349,7 @@ class Sender:
         def work(group: WriteBatch) -> Place:
             if topic.deleted:
                 raise UnknownTopic(str(topic.name))
-            place = topic.log.append_message(group.main, due_ms, fields, body, now_ms)
+            place = topic.log.append_message(group, due_ms, fields, body, now_ms)
             if also is not None:
                 also(group, MAIN, *place)
             return place

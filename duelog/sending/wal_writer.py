@@ -91,15 +91,15 @@ class WalWriter:
     def write(self, work: Work[T]) -> T:
         """Run `work` and return its value once the rows of its group are as durable as the store's durability says.
 
-        It gives what it wants to `WriteBatch.main` and `WriteBatch.to`. Raises what it raises, with nothing stored;
-        InvalidArgument where the rows are more than `largest_group`; StoreFull, StoreFailed, ClosedError.
+        Raises what `work` raises, with nothing stored; InvalidArgument where the rows are more than `largest_group`;
+        StoreFull, StoreFailed, ClosedError.
         """
         value: T = self._queue.run(work)
         return value
 
     def change(self, work: Callable[[Transaction], T], *, alone: bool, makes_space: bool) -> T:
-        """Run `work` on the main environment, as `write` does; see `Environment.write`."""
-        value: T = self._queue.run(lambda batch: work(batch.main), alone=alone, makes_space=makes_space)
+        """Run `work` as `write` does; see `Environment.write`."""
+        value: T = self._queue.run(work, alone=alone, makes_space=makes_space)
         return value
 
     # -- leading -----------------------------------------------------------------------------------

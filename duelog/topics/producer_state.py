@@ -83,8 +83,7 @@ class ProducerState:
 
         sequences: of a BitMap64 that nobody changes any more.
         """
-        main = group.main
-        staged = main.stage(self, _StagedNumbers)
+        staged = group.stage(self, _StagedNumbers)
         numbers = sequences if isinstance(sequences, BitMap64) else BitMap64(sequences)
         with self._lock:
             is_new = numbers.isdisjoint(self._stored)
@@ -92,11 +91,11 @@ class ProducerState:
             raise NumbersStored(self._name)
         staged.numbers = staged.numbers | numbers if staged.numbers else numbers
         for key, block in producer_numbers.blocks(self._topic_id, self._name, numbers):
-            main.change_bits(key, BitChange(block, _NONE))
+            group.change_bits(key, BitChange(block, _NONE))
 
     def following(self, group: WriteBatch, count: int) -> range:
         """The `count` numbers after the highest that is stored, or that the group stores. Raises InvalidArgument."""
-        staged = group.main.stage(self, _StagedNumbers)
+        staged = group.stage(self, _StagedNumbers)
         first = max(self.last, _last(staged.numbers)) + 1
         check_sequence(first, count)
         return range(first, first + count)
@@ -106,7 +105,7 @@ class ProducerState:
     ) -> None:
         """Record the ids of messages by their numbers, ascending, in the group that stores them. A unit of work."""
         for key, fields in producer_numbers.id_records(self._topic_id, self._name, numbers, ids, starts):
-            group.main.put(key, fields)
+            group.put(key, fields)
 
     def ids(self, first: int, count: int) -> list[MessageId | None]:
         """The ids that `count` numbers from `first` on are stored under, as far as they are known."""

@@ -5,7 +5,7 @@ It commits nothing itself: the environment, or the writer of the log, does, and 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import lmdb
 
@@ -90,12 +90,12 @@ class Transaction(Staging, ABC):
     def insert_run(self, key: bytes, value: Buffer, count: int) -> None:
         """Store a run of `count` entries under a key that must be new."""
 
-    def to(self, start_ms: int, memtable: Memtable) -> Self:
+    def to(self, start_ms: int, memtable: Memtable) -> "Transaction":
         """The rows of a partition's environment, which take effect with these: of a group of the log alone."""
         raise BrokenInvariant(f"a commit of LMDB writes to partition {start_ms}")
 
     @property
-    def main(self) -> Self:
+    def main(self) -> "Transaction":
         """The rows of the main environment, which take effect with these: of a group of the log alone."""
         raise BrokenInvariant("a commit of LMDB writes to the main environment of a group")
 

@@ -4,11 +4,11 @@ A unit of work appends to logs as it does in a transaction of LMDB (store/env/tr
 the group is flushed; then they are added to the memtables of their environments, and memory hears of them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..codec.bits import BitChange, Bits, bits_of
 from ..codec.bodies import Buffer
@@ -19,24 +19,19 @@ from ..config import KIB
 from ..env.body_file import StagedBodies, body_path, end_of
 from ..env.environment import Environment, Read
 from ..env.memtable import ABSENT, Entry, LedgerRow, Memtable, ReadTransaction, Unapplied, changed
-from ..env.transaction import Staging, Transaction
+from ..env.transaction import Transaction
 from ..errors import BrokenInvariant
 from .segment import MAIN, SEVERAL, Apart, Group, GroupContent, Row, RowKind, pack_row
 
 
 class EnvironmentBatch(Transaction):
-    """The rows of one environment in a batch."""
+    """The rows of one environment in a batch: of a partition's, which ask for nothing that is there."""
 
-    __slots__ = ("_environment", "_group", "_reads", "memtable", "records", "start_ms")
+    __slots__ = ("_group", "memtable", "records", "start_ms")
 
-    def __init__(
-        self, group: "WriteBatch", start_ms: int, memtable: Memtable, environment: Environment | None = None
-    ) -> None:
-        """`environment`: what is read; None of a partition, whose rows ask for nothing."""
+    def __init__(self, group: "WriteBatch", start_ms: int, memtable: Memtable) -> None:
         self._staged, self._after = group._staged, group._after
         self._group = group
-        self._environment = environment
-        self._reads: ReadTransaction | None = None
         self.records: dict[bytes, Entry] = {}
         """Small records as the group leaves them."""
         self.start_ms = start_ms
@@ -45,17 +40,12 @@ class EnvironmentBatch(Transaction):
     @property
     def raw(self) -> ReadTransaction:
         """A view of the environment, with the small records of the units of work so far."""
-        if self._reads is None:
-            if self._environment is None:
-                raise BrokenInvariant("a group reads a partition")
-            self._reads = self._group.reading(self._environment)
-            self._reads.changed = self.records
-        return self._reads
+        raise BrokenInvariant("a group reads a partition")
 
     @property
-    def main(self) -> "EnvironmentBatch":
+    def main(self) -> "WriteBatch":
         """The rows of the main environment in the same group."""
-        return self._group.main
+        return self._group
 
     def to(self, start_ms: int, memtable: Memtable) -> "EnvironmentBatch":
         """The rows of a partition's environment in the same group."""
@@ -130,19 +120,23 @@ def is_large(size: int, of: int = 0) -> bool:
 
 
 _NOTHING_READ = nullcontext()
+_LET_GO: Any = None
 
 
-class WriteBatch(Staging):
-    """The rows of one group. A unit of work writes to it; the leader of the WAL writer does the rest."""
+class WriteBatch(EnvironmentBatch):
+    """The rows of one group: of the main environment, and with `to` of partitions'.
+
+    A unit of work writes to it; the leader of the WAL writer does the rest.
+    """
 
     def __init__(self, environment: Environment, memtable: Memtable) -> None:
         """`environment` is the main one, `memtable` its own."""
-        self._staged = {}
+        self._staged, self._after, self._group = {}, [], self
+        self.records, self.start_ms, self.memtable = {}, MAIN, memtable
         self._environment = environment
-        self._memtable = memtable
-        self._batches: dict[int, EnvironmentBatch] = {}
-        self._after: list[Callable[[], object]] = []
+        self._partitions: dict[int, EnvironmentBatch] = {}
         self._reading: Read | nullcontext[None] = _NOTHING_READ
+        self._reads: ReadTransaction | None = None
         self._parts: list[Buffer] = []
         """The rows as they are written, three parts each."""
         self.weight = 0
@@ -159,18 +153,19 @@ class WriteBatch(Staging):
         """The runs that memtables get, with their ledgers' ids; in the order of appends."""
 
     @property
-    def main(self) -> EnvironmentBatch:
-        """The rows of the main environment."""
-        batch = self._batches.get(MAIN)
-        if batch is None:
-            batch = self._batches[MAIN] = EnvironmentBatch(self, MAIN, self._memtable, self._environment)
-        return batch
+    def raw(self) -> ReadTransaction:
+        """A view of the main environment, with the small records of the units of work so far; until `end_reads`."""
+        if self._reads is None:
+            self._reading = reading = self._environment.read()  # noted first: an interrupt may come as it has begun
+            self._reads = reading.__enter__()
+            self._reads.changed = self.records
+        return self._reads
 
     def to(self, start_ms: int, memtable: Memtable) -> EnvironmentBatch:
         """The rows of the environment of a partition."""
-        batch = self._batches.get(start_ms)
+        batch = self._partitions.get(start_ms)
         if batch is None:
-            batch = self._batches[start_ms] = EnvironmentBatch(self, start_ms, memtable)
+            batch = self._partitions[start_ms] = EnvironmentBatch(self, start_ms, memtable)
         return batch
 
     def add_row(self, kind: RowKind, start_ms: int, key: bytes, value: Buffer) -> None:
@@ -214,15 +209,6 @@ class WriteBatch(Staging):
             self.apart.append(Apart(start_ms, ledger_id, at, len(bodies)))
         return short
 
-    def after_commit(self, callback: Callable[[], object]) -> None:
-        """Have `callback` run once the group is durable and memory knows its rows; it must not raise."""
-        self._after.append(callback)
-
-    def reading(self, environment: Environment) -> ReadTransaction:
-        """A read transaction that lasts until `end_reads`."""
-        self._reading = reading = environment.read()  # noted first: an interrupt may come as it has begun
-        return reading.__enter__()
-
     def end_reads(self) -> None:
         """End what was read from: who makes space waits for readers."""
         self._reading.__exit__()
@@ -230,7 +216,7 @@ class WriteBatch(Staging):
     def publish(self, position: int) -> None:
         """The group at `position` is durable: the memtables get its rows, and memory hears of them."""
         self.end_reads()  # who has the lock may be waiting for the gate, and who waits for that to be alone in it
-        publication = self._memtable.publication
+        publication = self.memtable.publication
         with publication.lock:  # all of a group, or nothing
             publication.torn = True
             if self._parts:
@@ -238,7 +224,7 @@ class WriteBatch(Staging):
             for memtable, ledger_id, run in self.runs:
                 memtable.position = position
                 memtable.view.runs.setdefault(ledger_id, []).append(run)
-            for batch in self._batches.values():
+            for batch in (self, *self._partitions.values()):
                 if batch.records:
                     batch.memtable.position = position
                     batch.memtable.view.records.update(batch.records)
@@ -251,7 +237,8 @@ class WriteBatch(Staging):
     def close(self) -> None:
         """Let go of what refers to the batch, so that nothing is left to the collector; twice does nothing."""
         try:
-            self._batches.clear()
+            self._group = _LET_GO
+            self._partitions.clear()
             self._staged.clear()
         finally:  # an interrupt may come first, and a program that has caught it may write
             self._reading.__exit__()
