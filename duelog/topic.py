@@ -110,7 +110,7 @@ class Topic:
         sender, dedup = self.sender, Dedup.checked(dedup_key, dedup_for, replace)
         encoded = sender.encode_one(payload, deliver_at, deliver_after, key, properties, allow_past, ttl, dedup)
         message_id = sender.send(encoded, dedup)
-        self._await_copy()
+        self._engine.settle(self._name)
         return message_id
 
     def send_async(

@@ -154,7 +154,8 @@ class Partition:
         self._failed: StoreFailed | None = None
         """Why an environment that was closed had failed, before or as it was closed."""
         self._environment: Environment | None = None
-        self._parked: list[Environment] = []
+        self.parked: list[Environment] = []
+        """Environments of older generations that are in use."""
         self.knows_logs = False
         """True while all logs are in memory: this process made the partition, and has forgotten none since."""
         self._logs: dict[int, PartitionLog] = {}
@@ -186,7 +187,7 @@ class Partition:
         """Use an environment. One of an older generation that is in use stays open until `unpark`."""
         with self._lock:
             if self._environment is not None:
-                self._parked.append(self._environment)
+                self.parked.append(self._environment)
                 self._environment.is_parked = True  # before rows that it lacks leave the memtable
             environment.failed = self._failed
             self._environment = environment
@@ -201,15 +202,14 @@ class Partition:
 
     def environments(self) -> list[Environment]:
         environment = self._environment
-        return [*self._parked] if environment is None else [*self._parked, environment]
+        return [*self.parked] if environment is None else [*self.parked, environment]
 
     def unpark(self) -> None:
         """Close environments of older generations, and forget them. REQUIRES: no lease."""
-        for environment in self._parked:
+        for environment in self.parked:
             environment.close()
-        if self._parked:
-            with self._lock:
-                self._parked = []
+        with self._lock:
+            self.parked = []
 
     def detach(self) -> None:
         """Close every environment, and then forget them and what was read from them: closed once is closed for good."""
@@ -217,7 +217,7 @@ class Partition:
             environment.close()
             self._failed = self._failed or environment.failed
         with self._lock:
-            self._environment, self._parked = None, []
+            self._environment, self.parked = None, []
             self.outdated = self.closing = False
 
     def forget_logs(self) -> None:

@@ -632,7 +632,8 @@ class PartitionSet:
     def _let_go(self, partition: Partition) -> None:
         if partition.leases:
             return
-        partition.unpark()
+        if partition.parked:
+            partition.unpark()
         if partition.outdated:
             self._open.close(partition)
 

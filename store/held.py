@@ -35,16 +35,13 @@ class Held:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._raised = kind, error, traceback
-        self._give_back()
+        self._raised, ends = (kind, error, traceback), self.ends
+        try:
+            while ends:
+                ends.pop()()
+        finally:
+            if ends:  # one of them raised
+                self.__exit__(kind, error, traceback)
         if error is None:
             for call in self.stored:
                 call()
-
-    def _give_back(self) -> None:
-        try:
-            while self.ends:
-                self.ends.pop()()
-        finally:
-            if self.ends:  # one of them raised
-                self._give_back()

@@ -214,9 +214,9 @@ class _StagedAcks:
                 acks.wrote(changes)
             subscription.attempts.wrote(self._attempts)
         if topic is not None:
-            flusher, now_ms = self._flusher, self._flusher._clock.now_ms()
+            flusher, clock = self._flusher, self._flusher._clock
             topic.changed()
-            if subscription.changed and flusher.mark(subscription, now_ms):  # attempts
+            if subscription.changed and flusher.mark(subscription, clock.now_ms()):  # attempts
                 flusher._wake()
             if moved:
-                flusher._agenda.look_at(topic.topic_id, now_ms + flusher._flush_ms)
+                flusher._agenda.look_at(topic.topic_id, clock.now_ms() + flusher._flush_ms)
