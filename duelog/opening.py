@@ -13,6 +13,7 @@ refused.
 import fcntl
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -58,6 +59,9 @@ STORE_VERSION = 2
 
 _NAMED_WITHIN_S = 1.0
 """How long a process that has taken LOCK may take to say in it that it has."""
+
+_ADDRESS = re.compile(r"/(?:https?|duelog(?:\+ssl)?|pulsar|s3|gs|az|file):/")
+"""In an absolute path, which has one slash of the two."""
 
 _OWN_NAMES = {"CONTROL", "LOCK", "STORE.tmp", "attempts", "main", "partitions", "staging", "trash", "wal"}
 
@@ -191,9 +195,15 @@ class StoreLock:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise FormatMismatch for a path that is no directory, or a directory that is no store and not empty."""
+    """Raise FormatMismatch for a path that is no directory, or a directory that is no store and not empty.
+
+    So it does for an address that was meant for another call, where no directory is of that name.
+    """
     if path.exists() and not path.is_dir():
         raise FormatMismatch(path, "path", "a file", "a directory")
+    if _ADDRESS.search(str(path)) and not path.exists():
+        expected = "a directory; duelog.connect takes duelog://host:port, duelog restore the URL of a copy"
+        raise FormatMismatch(path, "path", "an address", expected)
     if not path.exists() or (path / "STORE").exists():
         return
     strangers = sorted(child.name for child in path.iterdir() if child.name not in _OWN_NAMES)

@@ -555,3 +555,13 @@ def test_a_partition_that_lost_what_had_fired_is_refused(path: Path) -> None:
     error = refused(path, DamagedStore)
     assert error.path == first / "g000001"
     assert "entries were lost" in error.reason
+
+
+@pytest.mark.parametrize("address", ["duelog://localhost:6700", "duelog+ssl://host:1", "s3://bucket/prefix"])
+def test_an_address_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Opening made a store in a directory `duelog:`; who meant `duelog.connect` sent to it."""
+    monkeypatch.chdir(tmp_path)
+    for read_only in (False, True):
+        with pytest.raises(FormatMismatch, match=r"is 'an address', expected 'a directory; duelog\.connect"):
+            DelayedStore.open(address, read_only=read_only)
+    assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ def list_topics(
     $ duelog topics list --server http://localhost:8080 --namespace public/default
     """
     with store.opened() as there:
-        for name in islice(there.topics(namespace), limit):
+        for name in islice(there.topics(namespace), limit and min(limit, sys.maxsize)):
             output.answer(name, output.printable(short_names(name)))
 
 

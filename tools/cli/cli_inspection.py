@@ -14,6 +14,7 @@ import typer
 
 from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
+from ...store.position import MAX_ID
 from .. import output as out
 from ..values import alone, iso_time, require_store, time_ms
 from .options import Place, Store, Stores, argument, asked, end_fleet, in_fleet, option
@@ -201,7 +202,7 @@ def dump(
     store: Store,
     partition: Annotated[str | None, option("NAME", "Of this time partition (as `partitions` names it).")] = None,
     table: Annotated[str | None, option("TABLE", "Only this table: FRONTIER, LEDGER, CURSOR, RUN, ...")] = None,
-    ledger: Annotated[int | None, option("Only the runs of this ledger.", min=0)] = None,
+    ledger: Annotated[int | None, option("Only the runs of this ledger.", min=0, max=MAX_ID)] = None,
     entries: Annotated[bool, option("--entries", "Every message and marker of the runs too.")] = False,
     wal: Annotated[bool, option("--wal", "The groups of the write-ahead log, and nothing else.")] = False,
     limit: Annotated[int | None, option("At most this many rows.", min=1)] = None,
@@ -231,7 +232,7 @@ def dump(
             name = "main" if partition is None else f"partition {partition}"
             environment = stack.enter_context(closing(open_environment(path, name)))
             found = rows(environment, table=wanted, ledger_id=ledger, entries=entries)
-        for row in islice(found, limit):
+        for row in islice(found, limit and min(limit, sys.maxsize)):
             if out.in_json():
                 out.write_json(row.as_json())
             else:

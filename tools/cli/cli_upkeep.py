@@ -52,7 +52,7 @@ def init(
 ) -> None:
     """Make a store, with what it is to keep unless a namespace, topic or subscription says otherwise.
 
-    `send` and `import` make one too, with a day for the span and the defaults for the rest. What is set here
+    `send --create` and `import` make one too, with a day for the span and the defaults for the rest. What is set here
     `duelog policies` shows and changes; the span stays.
 
     $ duelog init data --partition 1h --retention 7d --max-redeliveries 5

@@ -165,3 +165,24 @@ def test_the_help_of_policies_says_the_whole_name_of_a_dead_letter_topic() -> No
     assert "--DLQ" not in told
     assert "-DLQ." in told
     assert "…" not in told.partition("--dead-letter-topic")[2].partition("--ack-timeout")[0]
+
+
+@pytest.mark.parametrize("command", ["dump {} --limit {}", "dump {} --ledger {}", "topics list {} --limit {}"])
+def test_a_number_that_no_machine_counts_to_is_no_traceback(path: Path, command: str) -> None:
+    """As a limit it is none; a ledger of that number cannot be."""
+    done = child(*command.format(path, 10**20).split())
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (2 if "ledger" in command else 0)
+
+
+@pytest.mark.parametrize("command", ["init {}", "send {} t x --create", "serve {} --port 0"])
+@pytest.mark.parametrize("address", ["http://localhost:8080", "duelog://localhost:6700", "s3://bucket/prefix"])
+def test_an_address_makes_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, address: str
+) -> None:
+    """A store was made in a directory of that name, and served, where a server's or a copy's was meant."""
+    monkeypatch.chdir(tmp_path)
+    done = child(*command.format(address).split())
+    assert done.returncode == 2
+    assert "address" in done.stderr
+    assert list(tmp_path.iterdir()) == []

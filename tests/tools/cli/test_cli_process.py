@@ -273,3 +273,11 @@ def test_the_store_comes_first_then_the_topic_then_the_subscription() -> None:
         assert places == ["STORE", "TOPIC", "SUBSCRIPTION"][: len(places)], name
         assert arguments[: len(places)] == [each for each in arguments if each.strip("[].") in places], name
         assert ("--json" in options(command)) == (name not in WITHOUT_JSON), name
+
+
+def test_the_package_runs_as_the_command() -> None:
+    """`python -m duelog` has the same commands, and its help names it so."""
+    done = subprocess.run([sys.executable, "-m", "duelog", "send"], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[0].split(" [")[0]) == (2, "Usage: python -m duelog send")
+    shown = subprocess.run([sys.executable, "-m", "duelog", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout == f"duelog {version('duelog')}\n"
