@@ -308,7 +308,7 @@ def open_main(
             walk=True,
         )
     except AlreadyOpen as error:
-        raise AlreadyOpen(path) from error
+        raise AlreadyOpen(path, is_fork=error.is_fork) from error
     try:
         fields = environment.get(fmt.PARTITION_INFO_KEY)
         info = None if fields is None else PartitionInfo.unpack(fields)

@@ -56,12 +56,17 @@ class StoreLocked(DuelogError):
 
 
 class AlreadyOpen(StoreLocked):
-    """This process has the store open already, for writing or reading, by this path or another one to it."""
+    """This process has the store open already, for writing or reading, by this path or another one to it.
 
-    def __init__(self, path: Path) -> None:
-        DuelogError.__init__(
-            self, f"{path}: this process has this store open already; share that DelayedStore, it is thread-safe"
-        )
+    is_fork: or a process has it open read-only from which this one was forked; LMDB cannot tell.
+    """
+
+    def __init__(self, path: Path, *, is_fork: bool = False) -> None:
+        text = f"{path}: this process has this store open already; share that DelayedStore, it is thread-safe"
+        if is_fork:
+            text += "; or the one that it was forked from has: then fork before that opens it, or spawn this process"
+        DuelogError.__init__(self, text)
+        self.is_fork = is_fork
         self.path = path
         self.pid = self.host = None
 

@@ -26,7 +26,6 @@ import lmdb
 from ..codec.format import RUN_PREFIX, unseal
 from ..config import Durability
 from ..errors import (
-    AlreadyOpen,
     BrokenInvariant,
     ClosedError,
     DayAway,
@@ -722,8 +721,6 @@ def _open_lmdb(
                 lib_version=0,
             )
         except lmdb.Error as error:  # no permission, no address space, or another process has just removed it
-            if "already open in this process" in str(error):
-                raise AlreadyOpen(path) from error
             full = out_of_space(path, error) if create else None
             if full is not None:
                 raise full from error

@@ -11,14 +11,17 @@ import os
 class _Here:
     """The process that runs now."""
 
-    __slots__ = ("pid",)
+    __slots__ = ("is_fork", "pid")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.is_fork = False
+        """It has what another process had in memory, whose open environments it may not use."""
 
     def look(self) -> None:
-        """Ask the system again."""
+        """Ask the system again, in a child."""
         self.pid = os.getpid()
+        self.is_fork = True
 
 
 here = _Here()

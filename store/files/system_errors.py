@@ -19,6 +19,7 @@ import lmdb
 
 from ..errors import AlreadyOpen, DamagedStore, DuelogError, NoPermission, ResourceShortage, StoreFull, StoreUnavailable
 from .directory import occupied_bytes
+from .process import here
 from .system_calls import reserve
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -69,7 +70,7 @@ def _explain(path: Path, error: BaseException) -> DuelogError:
         path = Path(os.fsdecode(error.filename))
     reason = (os.strerror(number) if number else str(error)) or type(error).__name__
     if isinstance(error, lmdb.Error) and "already open in this process" in str(error):
-        return AlreadyOpen(path)
+        return AlreadyOpen(path, is_fork=here.is_fork)
     if isinstance(error, _DAMAGE) or (isinstance(error, lmdb.Error) and "data format" in str(error)):
         return DamagedStore(path, f"cannot be read: {error}")
     if number in _NO_ROOM:

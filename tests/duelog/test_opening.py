@@ -325,6 +325,28 @@ def test_a_child_of_a_process_that_has_the_store_open_hears_of_another_process(p
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_child_of_a_process_that_reads_the_store_hears_what_it_may_do(path: Path) -> None:
+    """It was told to share what a child may not use."""
+    fill(path)
+    reading, writing = os.pipe()
+    with DelayedStore.open(path, CONFIG, read_only=True):
+        child = os.fork()
+        if not child:
+            try:
+                DelayedStore.open(path, CONFIG, read_only=True)
+            except AlreadyOpen as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(AlreadyOpen) as caught:
+            DelayedStore.open(path, CONFIG, read_only=True)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert "or the one that it was forked from has: then fork before that opens it" in said.read()
+    assert "forked" not in str(caught.value)
+
+
 def test_a_store_that_a_program_forgets_to_close_keeps_its_lock(tmp_path: Path) -> None:
     """Nothing is given back by the collection of garbage: its environments may be open still."""
     lock = opening.StoreLock(tmp_path)
