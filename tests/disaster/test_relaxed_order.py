@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from duelog import ManualClock, Message
+from duelog import DelayedStore, ManualClock, Message
 from duelog.store.env.environment import Environment
 from duelog.store.files import failpoints
 from duelog.store.wal import segment
-from tests.conftest import OpenStore
+from tests.cleanup.compacting import close_day, finish, send_day
+from tests.conftest import DAY_MS, HOUR_MS, OpenStore, tick_after
 from tests.disaster.wal_faults import CONFIG, Sent
 
 pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("disarmed")]
@@ -88,3 +89,43 @@ def test_a_snapshot_has_no_cancellation_that_a_power_cut_could_take_back(
     assert store.save_snapshots() == 1
     assert found
     assert all(found)
+
+
+def flushed_at(point: str, store: DelayedStore) -> list[bool]:
+    """A list that gets, each time a point is reached, whether every group of the log is on disk by then."""
+    segments, found = store._engine.writer().segments, list[bool]()
+    failpoints.arm(point, lambda: found.append(segments._is_flushed))
+    return found
+
+
+def test_a_partition_is_moved_to_the_trash_once_its_deletion_is_on_disk(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """Else a power cut leaves a partition that the catalog has, and no directory of it: the store does not open."""
+    store = open_store(config=replace(RELAXED, ledger_max_entries=1))
+    with store.topic("t").subscribe("s") as subscription:
+        store.topic("t").send(b"x", deliver_after=1)
+        tick_after(store, clock, 1_000)
+        subscription.ack(subscription.receive(1), durable=True)
+    recorded, moved = flushed_at("delete.recorded", store), flushed_at("delete.moved", store)
+    clock.advance(10 * HOUR_MS)
+    store.topic("t").send(b"flushed, as the last flush was long ago")
+    store.tick()
+    assert (recorded, moved) == ([False], [True])
+
+
+def test_a_generation_goes_once_the_adoption_of_the_next_is_on_disk(open_store: OpenStore, clock: ManualClock) -> None:
+    """Else a power cut leaves a catalog that names the one that is gone."""
+    store = open_store(config=replace(RELAXED, partition_ms=DAY_MS))
+    store.topic("b").subscribe("s").close()
+    with store.topic("t").subscribe("s") as subscription:
+        send_day(store, "t", 5)
+        send_day(store, "b", 5)
+        close_day(store, clock)
+        subscription.ack(subscription.receive(3), durable=True)
+    finish(store)
+    clock.advance(10 * HOUR_MS)
+    store.topic("t").send(b"flushed, as the last flush was long ago")
+    adopted = flushed_at("compact.adopted", store)
+    store.tick()
+    assert adopted == [True]
