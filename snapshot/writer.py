@@ -4,9 +4,9 @@ The order is what makes a crash harmless: parts, then the metadata in a transact
 snapshot before goes, its metadata first. So metadata that can be read stands for a complete snapshot, at any instant
 and after any crash, and from the first snapshot on there always is one.
 
-A snapshot has the cancellations and admissions that the main environment had committed when its index was cut. A power
-cut must not take them back from there and leave them in the snapshot: a message cancelled here and admitted there
-would be in neither. So `settle` makes the main environment durable after the cut and before the metadata.
+A snapshot has the cancellations and admissions that memory had when its index was cut. A power cut must not take them
+back from the log and leave them in the snapshot: a message cancelled here and admitted there would be in neither. So
+they are on disk before the metadata: an environment flushes the log before it commits, where that was not done yet.
 
 Snapshots of small logs share transactions, up to the size of one part, so that a thousand topics are not two thousand
 commits. What a crash left of a snapshot (parts without metadata) is removed when the log's next one is written.
@@ -14,7 +14,7 @@ commits. What a crash left of a snapshot (parts without metadata) is removed whe
 Does not decide when a snapshot is due, and holds no lock: a commit at a time is shared with appends.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..partitions.index.index_cut import Piece
@@ -77,15 +77,13 @@ def write_snapshots(
     cuts: Iterable[Cut],
     part_bytes: int,
     created_ms: int,
-    settle: Callable[[], None] = lambda: None,
 ) -> Iterator[SnapshotWritten | None]:
     """Write snapshots of many logs of one partition, one transaction at each step; None: it completes no snapshot.
 
-    `settle` makes the main environment durable; the default is for one that is closed or synced on each commit.
     The caller may do other things between steps, or drop the iterator: then what is begun is as after a crash.
     """
     for group in batches(cuts, lambda cut: cut.stored_bytes, part_bytes):
-        yield from _write_group(environment, group, part_bytes, created_ms, settle)
+        yield from _write_group(environment, group, part_bytes, created_ms)
 
 
 class _Writing:
@@ -119,7 +117,7 @@ class _Writing:
 
 
 def _write_group(
-    environment: Environment, group: list[Cut], part_bytes: int, created_ms: int, settle: Callable[[], None]
+    environment: Environment, group: list[Cut], part_bytes: int, created_ms: int
 ) -> Iterator[SnapshotWritten | None]:
     writings = [_Writing(environment, cut, part_bytes) for cut in group]
     with environment.read() as raw:
@@ -140,7 +138,6 @@ def _write_group(
         for writing in writings:
             transaction.put(writing.key, writing.metadata(created_ms).pack())
 
-    settle()
     environment.commit(complete)
     reach("snapshot.meta")
     for writing in writings:

@@ -147,7 +147,7 @@ class Saving:
         by_ledger = {log.ledger_id: log for log in logs}
         spent_ns, started_ns = 0, time.perf_counter_ns()
         cuts = self._cuts(logs)
-        for step in write_snapshots(partition.environment, cuts, self._part_bytes, now_ms, self._storage.main.sync):
+        for step in write_snapshots(partition.environment, cuts, self._part_bytes, now_ms):
             spent_ns += time.perf_counter_ns() - started_ns
             if step is not None:
                 by_ledger[step.ledger_id].saved_tail = step.tail
