@@ -61,6 +61,8 @@ class PendingQuotas(StoreListener):
         """Upper bounds of pending messages by topic id; a topic that is not in it is not counted."""
         self._fewer: set[int] = set()
         """Topics whose bound may be too high by now."""
+        self._counted_last: int | None = None
+        """The topic that is being counted, which may have no bound yet."""
         self._admissions = 0
 
     @contextmanager
@@ -111,6 +113,7 @@ class PendingQuotas(StoreListener):
 
     def _counted(self, topic_id: int) -> int:
         """Count the pending messages of a topic; the count is the bound from now on."""
+        self._counted_last = topic_id
         while True:
             self._fewer.discard(topic_id)
             before = self._admissions
@@ -130,11 +133,13 @@ class PendingQuotas(StoreListener):
     # -- what happens --------------------------------------------------------------------------------
 
     def fired(self, topic_id: int, dues: npt.NDArray[np.int64], now_ms: int) -> None:
-        if topic_id in self._most:
+        if topic_id in self._most or topic_id == self._counted_last:
             self._fewer.add(topic_id)
 
     def cancelled(self, topic: TopicName, count: int) -> None:
         self._fewer.update(list(self._most))
+        if self._counted_last is not None:
+            self._fewer.add(self._counted_last)
 
     def admitted(self, topic_id: int, count: int) -> None:
         with self._lock:

@@ -7,7 +7,8 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId, Policies, StoreConfig
 from duelog.errors import InvalidArgument, QuotaExceeded
-from tests.conftest import OpenStore, in_threads
+from duelog.store.policy.pending_quotas import PendingQuotas
+from tests.conftest import OpenStore, in_threads, tick_after
 
 FACES = True
 
@@ -160,6 +161,32 @@ def test_a_quota_set_lowered_and_removed_counts_at_once(open_store: OpenStore) -
     store.update_policies(max_pending=2)
     with pytest.raises(QuotaExceeded, match="7 messages"):
         store.topic("t").send(b"x", deliver_after=LATER)
+
+
+@pytest.mark.parametrize("event", ["cancelled", "fired"])
+def test_what_goes_as_a_topic_is_first_counted_makes_place(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """No bound was there yet to be marked as too high: sends were refused by it until something else went."""
+    topic = store.topic("t")
+    ids = [topic.send(b"x", deliver_after=LATER) for _ in range(2)]
+    limited(store, 2)
+    (quotas,) = (each for each in store._engine.storage.listeners if isinstance(each, PendingQuotas))
+    count = quotas._count
+
+    def counting(topic_id: int) -> tuple[int, int]:
+        counted = count(topic_id)
+        if event == "cancelled":
+            topic.cancel(ids[0])
+        else:
+            tick_after(store, clock, 11_000)
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quotas, "_count", counting)
+        with pytest.raises(QuotaExceeded):
+            topic.send(b"x", deliver_after=LATER)
+    topic.send(b"x", deliver_after=LATER)
 
 
 def test_threads_fill_a_topic_to_its_quota_and_not_over_it(open_store: OpenStore) -> None:
