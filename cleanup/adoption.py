@@ -121,7 +121,10 @@ def _adopt(
             key = fmt.partition_key(info.start_ms)
             known = PartitionRecord.unpack(transaction.get(key) or b"")
             transaction.put(key, known._replace(generation=info.generation).pack())
+            transaction.after_commit(lambda: recorded.append(True))
         return against
+
+    recorded: list[bool] = []
 
     try:
         info, origin = _read(directory)
@@ -140,19 +143,21 @@ def _adopt(
         sizes[0] += Away.read(before).size
     throw_away(path, target)  # what an adoption whose transaction failed has left: nothing refers to it
     move(directory, target)
-    reach("compact.published")
-    try:
-        reason = main.write(record, makes_space=True)
-    except StoreFull:
-        move(target, directory)
-        raise
-    if reason is not None:
-        return refuse(target, reason)
-    main.flush()  # what is not on disk for sure is not to be relied on by removing the old one
-    reach("compact.adopted")
     partition = None if partitions is None else partitions.get(info.start_ms)
-    if partitions is not None and partition is not None:
-        partitions.replace(partition, info.generation)
+    try:
+        reach("compact.published")
+        try:
+            reason = main.write(record, makes_space=True)
+        except StoreFull:
+            move(target, directory)
+            raise
+        if reason is not None:
+            return refuse(target, reason)
+        main.flush()  # what is not on disk for sure is not to be relied on by removing the old one
+        reach("compact.adopted")
+    finally:
+        if recorded and partitions is not None and partition is not None:
+            partitions.replace(partition, info.generation)
     throw_away(path, before)
     return Adopted(info.start_ms, info.generation, *sizes)
 

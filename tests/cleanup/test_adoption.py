@@ -20,6 +20,7 @@ from tests.cleanup.compacting import close_day, finish, partition_of, plan_compa
 from tests.conftest import DAY_MS, HOUR_MS, OpenStore, present, raising, tick_after
 from tests.duelog.store_state import payloads, received
 from tests.duelog.writing_process import START_MS, WritingProcess
+from tests.model.driver import armed
 
 pytestmark = pytest.mark.usefixtures("disarmed")
 
@@ -223,6 +224,21 @@ def test_a_generation_that_cannot_take_over_now_waits(
     assert generations(store) == ["g000001"]
     monkeypatch.undo()
     assert adopts(store)
+
+
+@pytest.mark.parametrize(("at", "generation"), [("compact.published", 1), ("compact.adopted", 2)])
+def test_an_adoption_that_broke_off_is_as_its_record_says(store: DelayedStore, at: str, generation: int) -> None:
+    """Memory went by the generation before where the record had the next; what it left kept a later one out."""
+    finish(store)
+    with armed(at, raising(KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+        store.tick()
+    assert (partition_of(store).generation, generations(store)) == (generation, ["g000001", "g000002"])
+    with store.topic("a").subscribe("one") as subscription:
+        assert received(subscription) == LEFT
+    assert list(store.check(deep=True)) == []
+    finish(store)
+    assert store.tick().adopted == 1
+    assert partition_of(store).generation == generation + 1
 
 
 def test_what_was_dropped_is_acknowledged_for_a_subscription_that_meets_it(
