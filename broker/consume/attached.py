@@ -295,7 +295,8 @@ class Attached:
         if heads is None:
             heads = consumer.heads = MessageHeads(consumer.consumer_id, self.partition)
         size = len(blob)
-        head = heads.head(place >> 32, place & 0xFFFFFFFF, count, ack_set, consumer.epoch, size)
+        told = min(count, consumer.most_redelivered)
+        head = heads.head(place >> 32, place & 0xFFFFFFFF, told, ack_set, consumer.epoch, size)
         consumer.peer.send_frames(head, blob)
         consumer.permits -= messages
         figures = consumer.figures

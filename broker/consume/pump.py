@@ -40,6 +40,15 @@ T = TypeVar("T")
 INDIVIDUAL = frozenset({SubscriptionType.SHARED, SubscriptionType.KEY_SHARED})
 """Types of which messages are acknowledged one by one: what a consumer holds of them is counted, and bounded."""
 
+_LOOPING = ("Pulsar-CPP", "Pulsar-Java")
+"""Clients that rely on Pulsar's counting nothing for the other types.
+
+With a dead-letter policy of n redeliveries, 1 or more, they keep from the program what was redelivered more often, and
+ask for it again at once, for ever: they send to a dead-letter topic for the types above only.
+"""
+
+_ANY = 1 << 31
+
 
 @dataclass(slots=True)
 class Dispatched:
@@ -62,8 +71,8 @@ class Consumer:
 
     __slots__ = (
         "active", "blocked", "command", "consumer_id", "engine", "epoch", "figures", "generation", "heads", "held",
-        "name", "opened_at", "peer", "permits", "priority", "sharing", "state", "surplus", "type", "unacked",
-        "waits_for_peer",
+        "most_redelivered", "name", "opened_at", "peer", "permits", "priority", "sharing", "state", "surplus", "type",
+        "unacked", "waits_for_peer",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, command: Subscribe, name: str, opened_at: float) -> None:
@@ -72,6 +81,8 @@ class Consumer:
         self.consumer_id = command.consumer_id
         self.name = name
         self.type = command.type
+        self.most_redelivered = 1 if self.type not in INDIVIDUAL and peer.client_version.startswith(_LOOPING) else _ANY
+        """The largest count of earlier deliveries that the client is told."""
         self.priority = command.priority_level
         self.sharing = KeyShared()
         """Its share of the keys, as the client asked for it."""

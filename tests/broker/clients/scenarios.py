@@ -439,6 +439,20 @@ def dead_letter(client: Any) -> None:
     assert texts(receive(dead, 1)) == ["bad"]
 
 
+def dead_letter_of_one_consumer(client: Any) -> None:
+    """Of an Exclusive subscription nothing becomes a dead letter: a message comes again each time it is given back."""
+    if not hasattr(pulsar, "ConsumerDeadLetterPolicy"):
+        raise Lacking("ConsumerDeadLetterPolicy")
+    consumer = client.subscribe(
+        named("one"), "s", negative_ack_redelivery_delay_ms=100,
+        dead_letter_policy=pulsar.ConsumerDeadLetterPolicy(max_redeliver_count=1),
+    )  # fmt: skip
+    send(client.create_producer(named("one")), ["bad"])
+    for _ in range(5):
+        (message,) = receive(consumer, 1, ack=False)
+        consumer.negative_acknowledge(message)
+
+
 def seek(url: str) -> None:
     """To an id, to a time, to both ends."""
     client, producer, ids = taken(url, numbered(10), named("seek"))

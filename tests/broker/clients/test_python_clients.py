@@ -44,6 +44,7 @@ SCENARIOS = (
     "nack",
     "redelivery",
     "dead_letter",
+    "dead_letter_of_one_consumer",
     "seek",
     "reader",
     "table_view",

@@ -367,6 +367,28 @@ async def test_what_a_consumer_held_goes_to_the_others_when_it_leaves(
     assert [each.redelivery_count for each in third.got(Message)] == [0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("client", "kind", "counts"),
+    [
+        ("Pulsar-CPP-v4.0.0", SubscriptionType.EXCLUSIVE, [0, 1, 1, 1]),
+        ("Pulsar-Java-v4.0.0", SubscriptionType.FAILOVER, [0, 1, 1, 1]),
+        ("Pulsar-Java-v4.0.0", SHARED, [0, 1, 2, 3]),
+        ("Pulsar Go v0.14.0", SubscriptionType.EXCLUSIVE, [0, 1, 2, 3]),
+    ],
+)
+async def test_clients_whose_dead_letter_policy_would_ask_for_ever_are_told_one_redelivery(
+    here: Consuming, client: str, kind: SubscriptionType, counts: list[int]
+) -> None:
+    """More than the policy's count, they keep it from the program, and ask for it again; Pulsar tells them none."""
+    peer = FakePeer(client)
+    here.send("bad")
+    consumer = await here.subscribe(peer, kind, permits=9)
+    for _ in range(3):
+        here.consumers.redeliver(peer, Redeliver(consumer))
+        await idle()
+    assert [each.redelivery_count for each in peer.got(Message)] == counts
+
+
 async def test_counts_survive_a_restart_that_is_not_counted_itself(open_store: OpenStore, clock: ManualClock) -> None:
     """Messages that the client gave back count; those that it held at the broker's shutdown do not."""
     store = open_store()
