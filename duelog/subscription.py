@@ -304,6 +304,13 @@ class Subscription:
         """How many messages it may hold unacknowledged (`Policies.max_in_flight`); 0: any number."""
         return self._state.max_in_flight
 
+    @property
+    def hands_alike(self) -> bool:
+        """True if what one consumer is not handed now is not for another: a shared one without `max_in_flight`."""
+        with self._state.lock:
+            dispatcher = self._dispatcher()
+            return dispatcher.type == "shared" and not self._state.max_in_flight and not dispatcher.for_one
+
     # -- receiving ---------------------------------------------------------------------------------
 
     def receive(self, max_messages: int = 1, timeout: Duration | None = None) -> list[ReceivedMessage]:

@@ -527,8 +527,8 @@ class Topic:
         time). initial_position, of a new subscription: "earliest", with what the main log still holds, or "latest",
         with what comes into the main log from now on; delayed messages sent before and not due yet come either way,
         wherever they wait. failover: how it takes part in a failover subscription; None: by its arrival.
-        key_shared: how it takes part in a key-shared one; None: by the messages' keys. Raises ConsumerBusy,
-        InvalidArgument.
+        key_shared: how it takes part in a key-shared one, or in a shared one that keeps some messages together; None:
+        by the messages' keys. Raises ConsumerBusy, InvalidArgument.
         """
         now_ms = self._engine.writing_at()
         check_subscribing(name, type, initial_position, failover, key_shared)

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from ...delivery.consumer_arguments import Failover
 from ...delivery.dispatcher import SubscriptionType as EngineType
-from ...delivery.key_slots import KeyShared
+from ...delivery.key_slots import KeyShared, Parts
 from ...store.errors import CorruptRecord, InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
@@ -20,7 +20,8 @@ from ...topic import Topic
 from ...topics.seeking import PublishedAt, SeekTarget
 from ..protocol import commands, entry
 from ..protocol.failures import Refused, ServerError
-from ..protocol.fields import Command
+from ..protocol.fields import Command, ProtocolError
+from ..protocol.frames import metadata_of
 
 _UNSIGNED = 2**64 - 1
 
@@ -56,6 +57,8 @@ def attach(
     """Attach a consumer; start: of a reader. The subscription is made where there is none. Raises Refused."""
     kind = cast(EngineType, command.type.name.lower())
     keys = sharing if command.type == commands.SubscriptionType.KEY_SHARED else None
+    if command.type == commands.SubscriptionType.SHARED:
+        keys = _TOGETHER
     try:
         if start is not None:
             return topic.reader(existing(topic, start), name=name, type=kind, failover=failover, key_shared=keys)
@@ -80,12 +83,26 @@ def sharing_of(asked: commands.KeySharedMeta | None) -> KeyShared:
         raise Refused(ServerError.CONSUMER_ASSIGN, str(error)) from error
 
 
-def order_by(payload: bytes, key: str | None) -> int | None:
-    """The sticky hash of a stored message; None: it has no key."""
+def order_by(payload: bytes, key: str | None) -> int | str | None:
+    """The sticky hash of a stored message; None: it has no key, and is no part of another one."""
     try:
-        return entry.unpack(payload).sticky_hash or None
+        return entry.unpack(payload).sticky_hash or message_in_chunks(payload, key)
     except CorruptRecord:  # a program sent it, not a client
         return None if key is None else entry.hash_of(key.encode())
+
+
+def message_in_chunks(payload: bytes, _: str | None = None) -> Parts | None:
+    """The message that a stored one is a part of, which one consumer puts together; None: it is whole."""
+    if not entry.is_chunk(payload):
+        return None
+    try:
+        metadata = entry.decode_metadata(metadata_of(memoryview(payload)[entry.HEADER_BYTES :]))
+    except ProtocolError:
+        return None
+    return Parts(f"{metadata.producer_name} {metadata.sequence_id}")
+
+
+_TOGETHER = KeyShared(message_in_chunks)
 
 
 def detach(engines: Sequence[Subscription], failed: bool) -> None:

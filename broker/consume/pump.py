@@ -238,8 +238,8 @@ class _Job:
                 continue
             if again_ms is not None:
                 self.again_ms = again_ms if self.again_ms is None else min(self.again_ms, again_ms)
-            if consumer.type == SubscriptionType.SHARED and not consumer.engine.max_in_flight:
-                return  # nor is there anything for the others
+            if consumer.engine.hands_alike:
+                return
             empty.add(consumer)
 
 

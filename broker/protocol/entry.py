@@ -59,6 +59,7 @@ CHUNK = 0x02
 """Flag: the blob is a part of a message."""
 
 _FLAGS = BATCH | CHUNK
+_FIRST = bytes([VERSION])
 _HEADER = Struct(">BBHIQ")  # version, flags, sticky hash, messages, publish time in ms
 HEADER_BYTES = _HEADER.size
 
@@ -91,6 +92,11 @@ def unpack(payload: bytes | memoryview) -> Header:
     if version != VERSION or flags & ~_FLAGS or not messages:
         raise CorruptRecord(f"version {version:#x}, flags {flags:#x}, {messages} messages: no entry of the broker")
     return Header(flags, sticky_hash, messages, publish_ms)
+
+
+def is_chunk(payload: bytes) -> bool:
+    """Return True if the payload is a part of a message, as clients send large ones."""
+    return payload[:1] == _FIRST and len(payload) >= HEADER_BYTES and bool(payload[1] & CHUNK)
 
 
 def header_for(metadata: MessageMetadata, messages: int, *, is_batch: bool, is_chunk: bool = False) -> Header:

@@ -144,5 +144,10 @@ def check_subscribing(
         raise InvalidArgument("initial_position", initial_position, f"expected one of {', '.join(_POSITIONS)}")
     if failover is not None and (not isinstance(failover, Failover) or type_ != "failover"):
         raise InvalidArgument("failover", failover, "expected a Failover, for type='failover'")
-    if key_shared is not None and (not isinstance(key_shared, KeyShared) or type_ != "key_shared"):
-        raise InvalidArgument("key_shared", key_shared, "expected a KeyShared, for type='key_shared'")
+    if key_shared is None:
+        return
+    if not isinstance(key_shared, KeyShared) or type_ not in ("shared", "key_shared"):
+        raise InvalidArgument("key_shared", key_shared, "expected a KeyShared, for type='key_shared' or 'shared'")
+    alone = key_shared.order_by is not None and key_shared.ranges is None and not key_shared.out_of_order
+    if type_ == "shared" and not alone:
+        raise InvalidArgument("key_shared", key_shared, "a shared subscription takes `order_by` alone")

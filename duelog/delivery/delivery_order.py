@@ -9,7 +9,8 @@ when the one before has acknowledged, given back or lost what it held of it. Oth
 ``max_kept_back`` messages.
 
 A key belongs to the consumer that ``key_slots.py`` says; it is the message's key, or what stands for it
-(``KeyShared``). Messages without one go to any consumer. Out of order both invariants are lifted: a message goes to its
+(``KeyShared``). Messages without one go to any consumer. What only one consumer can put together has a key that stays
+with it (``Parts``), in shared subscriptions too. Out of order both invariants are lifted: a message goes to its
 key's owner.
 
 Deliberately in memory only, and only for keys of which a message is held or queued: some 60 bytes a message and
@@ -25,7 +26,7 @@ from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 
-from .key_slots import KeyShared, KeySlots, Ranges
+from .key_slots import KeyShared, KeySlots, Parts, Ranges
 from .position_set import PositionSet
 
 
@@ -43,6 +44,11 @@ class DeliveryOrder:
     def kept_back(self) -> int:
         """How many of them were read from the log and never handed out."""
         return 0
+
+    @property
+    def for_one(self) -> bool:
+        """True if there is a message that one consumer may have and others may not."""
+        return False
 
     def set_consumers(self, consumers: Sequence[int], ranges: Mapping[int, Ranges] | None = None) -> None:
         """These are the consumers now; ranges: of keys, where consumers have any."""
@@ -130,9 +136,14 @@ class _Key:
 class KeyOrder(DeliveryOrder):
     """Ready messages by the consumer that their key belongs to."""
 
-    def __init__(self, max_kept_back: int, how: KeyShared = _BY_KEY) -> None:
-        """max_kept_back: how many messages may have been read and not handed out. The ranges of `how` do not count."""
+    def __init__(self, max_kept_back: int, how: KeyShared = _BY_KEY, before: DeliveryOrder | None = None) -> None:
+        """max_kept_back: how many messages may have been read and not handed out. The ranges of `how` do not count.
+
+        before: the order until now, whose messages go to anyone.
+        """
         super().__init__()
+        if before is not None:
+            self._anyone = before._anyone
         self._order_by = how.order_by
         self._in_order = not how.out_of_order
         self._max_kept_back = max_kept_back
@@ -150,13 +161,17 @@ class KeyOrder(DeliveryOrder):
     def kept_back(self) -> int:
         return len(self._kept_back)
 
+    @property
+    def for_one(self) -> bool:
+        return bool(self._keys)
+
     def set_consumers(self, consumers: Sequence[int], ranges: Mapping[int, Ranges] | None = None) -> None:
         """Hand the ready messages to their new owners. O(consumers + ready messages)."""
         self._slots = KeySlots(consumers, ranges, self._slots)
         ready = [position for positions in self._ready.values() for position in positions]
         self._ready = {}
         for key in self._keys.values():
-            key.owner = self._slots.owner_of(key.name)
+            key.owner = self._owner_of(key)
             self._unpark(key)
         for position in ready:
             self._ready_of(self._key_at[position[0]][position[1]]).add(position)
@@ -182,8 +197,11 @@ class KeyOrder(DeliveryOrder):
         return min(count, self._max_kept_back - len(self._kept_back))
 
     def admit(self, consumer_id: int, messages: ReceivedMessages) -> ReceivedMessages:
+        names = self._names(messages)
+        if names.count(None) == len(names):
+            return messages
         admitted: list[int] = []
-        for row, (name, position) in enumerate(zip(self._names(messages), messages.positions, strict=True)):
+        for row, (name, position) in enumerate(zip(names, messages.positions, strict=True)):
             if name is None:
                 admitted.append(row)
                 continue
@@ -203,6 +221,9 @@ class KeyOrder(DeliveryOrder):
         return [row for row, position in enumerate(messages.positions) if position not in self._kept_back]
 
     def hand_out(self, consumer_id: int, messages: ReceivedMessages) -> None:
+        if not self._key_at:
+            super().hand_out(consumer_id, messages)
+            return
         for position in messages.positions:
             key = self._key_at.get(position[0], {}).get(position[1])
             if key is None:
@@ -214,7 +235,9 @@ class KeyOrder(DeliveryOrder):
             key.held += 1
 
     def taken_back(self, ledger_id: int, entries: BitMap) -> None:
-        key_at = self._key_at.get(ledger_id, {})
+        key_at = self._key_at.get(ledger_id)
+        if key_at is None:
+            return
         for entry_id in entries:
             key = key_at.get(entry_id)
             if key is not None:
@@ -223,7 +246,10 @@ class KeyOrder(DeliveryOrder):
                 self._let_go(key)
 
     def fell_due(self, ledger_id: int, entries: BitMap) -> None:
-        key_at = self._key_at.get(ledger_id, {})
+        key_at = self._key_at.get(ledger_id)
+        if key_at is None:
+            super().fell_due(ledger_id, entries)
+            return
         for entry_id in entries:
             position = Position(ledger_id, entry_id)
             key = key_at.get(entry_id)
@@ -275,20 +301,31 @@ class KeyOrder(DeliveryOrder):
         order_by = self._order_by
         if order_by is None:
             return messages.keys
-        names: list[str | int | None] = []
-        for payload, key in zip(messages.payloads, messages.keys, strict=True):
-            name = None
-            with suppress(Exception):
-                name = order_by(payload, key)
-            names.append(name if isinstance(name, (str, int)) else None)
-        return names
+        try:
+            names = [order_by(payload, key) for payload, key in zip(messages.payloads, messages.keys, strict=True)]
+        except Exception:
+            names = []
+            for payload, key in zip(messages.payloads, messages.keys, strict=True):
+                name = None
+                with suppress(Exception):
+                    name = order_by(payload, key)
+                names.append(name)
+        return [name if isinstance(name, (str, int)) else None for name in names]
 
     def _key(self, name: str | int) -> _Key:
         key = self._keys.get(name)
         if key is None:
             key = self._keys[name] = _Key(name)
-            key.owner = self._slots.owner_of(name)
+            key.owner = self._owner_of(key)
         return key
+
+    def _owner_of(self, key: _Key) -> int | None:
+        if not isinstance(key.name, Parts):
+            return self._slots.owner_of(key.name)
+        if key.held:
+            return key.holder
+        owner = self._slots.owner_of(key.name)
+        return min(self._slots.consumers, default=None) if owner is None else owner
 
     def _ready_of(self, key: _Key) -> PositionSet:
         ready = self._ready.get(key.owner)
@@ -335,7 +372,8 @@ class KeyOrder(DeliveryOrder):
             for ledger_id, entry_id in ready:
                 key = self._key_at[ledger_id][entry_id]
                 queued[key.name] += 1
-                if key.owner != owner or owner != self._slots.owner_of(key.name):
+                stays = isinstance(key.name, Parts)
+                if key.owner != owner or (owner != self._slots.owner_of(key.name) and not stays):
                     raise BrokenInvariant(f"a ready message of key {key.name!r} is kept for {owner}, not {key.owner}")
         for name, key in self._keys.items():
             if key.queued != queued[name] or key.held != tracked[name] - queued[name] or key.held + key.queued < 1:

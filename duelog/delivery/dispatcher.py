@@ -108,9 +108,10 @@ class Dispatcher:
         """Start after the mark-delete position of ``acks``, with nothing handed out.
 
         ack_timeout_ms: how long a consumer may hold a message unacknowledged before others get it; None: for ever.
-        max_kept_back: "key_shared" only: how many messages may be read and kept back for their keys' sake. When
+        max_kept_back: by key only: how many messages may be read and kept back for their keys' sake. When
         that many are, no consumer gets new messages until one of them could be handed out.
-        key_shared: "key_shared" only: what stands for a key, and whether its messages are in order; None: as ever.
+        key_shared: what stands for a key, and whether its messages are in order; None: as ever. "shared" with
+        `order_by`: which messages stay together.
         counts: of earlier deliveries; None: there were none.
         """
         self.acks = acks
@@ -129,7 +130,7 @@ class Dispatcher:
     def _hold_nothing(self, outstanding: Outstanding) -> None:
         self.outstanding = outstanding
         self._redeliveries = Redeliveries()
-        by_key = self.type == "key_shared"
+        by_key = self.type == "key_shared" or self._key_shared.order_by is not None
         self._order = KeyOrder(self._max_kept_back, self._key_shared) if by_key else DeliveryOrder()
         self._order.set_consumers(self.consumers, self._ranges)
 
@@ -143,6 +144,20 @@ class Dispatcher:
         self.read_position = _after(self.acks.mark_delete)
         rewind(self.read_position)
         self.torn = False
+
+    @_whole
+    def keep_together(self, key_shared: KeyShared) -> None:
+        """Have "shared" keep messages together from now on, but for those that were read before."""
+        if self._key_shared == key_shared:
+            return  # an interrupt came between this and its caller
+        self._key_shared = key_shared
+        self._order = KeyOrder(self._max_kept_back, key_shared, self._order)
+        self._order.set_consumers(self.consumers, self._ranges)
+
+    @property
+    def for_one(self) -> bool:
+        """True if there is a message that one consumer may have and others may not, whether it has it or not."""
+        return self._order.for_one
 
     @_whole
     def set_ack_timeout(self, ack_timeout_ms: int | None, now_ms: int) -> None:

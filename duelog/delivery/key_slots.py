@@ -24,13 +24,24 @@ _AT_ONCE = 16
 NUMBERS = 65_536
 """Numbers count modulo this in ranges; a multiple of SLOTS."""
 
+
+class Parts(str):
+    """A key of messages of which one is of use with the others only: they stay with the consumer that holds one.
+
+    Other keys move when consumers come and go, as soon as nothing of them is held; one of which a consumer awaits the
+    rest would never. Where no consumer's ranges have it, some consumer gets it.
+    """
+
+    __slots__ = ()
+
+
 Ranges = Sequence[tuple[int, int]]
 OrderBy = Callable[[bytes, str | None], int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyShared:
-    """How a consumer takes part in a key-shared subscription.
+    """How a consumer takes part in a key-shared subscription, or a shared one that keeps some messages together.
 
     order_by: given a message's payload and key, the number or text that stands for its key, always the same for one
     message, or None for a message that goes to any consumer; None: the key itself. It is called inside the store's
@@ -40,6 +51,9 @@ class KeyShared:
     numbers out among themselves. out_of_order: the messages of a key go to its owner while another
     consumer holds earlier ones, so that a key moves at once. All consumers of a subscription have the same `order_by`
     and `out_of_order`, and either all have ranges, none of which overlap, or none has.
+
+    A shared subscription takes `order_by` alone: messages for which it gives the same go to one consumer at a time, in
+    order, all others to any. Consumers that name none leave that to those that do.
     """
 
     order_by: OrderBy | None = None

@@ -178,7 +178,7 @@ class SubscriptionState:
                 self._check_keys(key_shared)
             self.policies = policies()
             dispatcher = self.dispatcher
-            fits = self.type == type_ and key_shared.goes_with(self._key_shared)
+            fits = self.type == type_ and self._orders_as(key_shared)
             if dispatcher is None or self.reader is None or not fits:
                 if self.reader is not None:
                     self.reader.close()
@@ -194,9 +194,13 @@ class SubscriptionState:
                     counts=self.attempts,
                 )
                 self._dispatcher, self.reader, self.type, self._key_shared = dispatcher, following, type_, key_shared
-            elif not self._consumers:
-                mark_delete = self.acks.mark_delete
-                self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
+            else:
+                if not self._consumers:
+                    mark_delete = self.acks.mark_delete
+                    self.reader.reopen(Position(mark_delete.ledger_id, mark_delete.entry_id + 1))
+                if key_shared.order_by is not None and self._key_shared.order_by is None:
+                    dispatcher.keep_together(key_shared)
+                    self._key_shared = key_shared
             self._consumers[consumer] = part
             try:
                 active = self._chosen() if type_ == "failover" else None
@@ -208,11 +212,16 @@ class SubscriptionState:
                 self._activate(dispatcher, active, now_ms)
 
     def _check_keys(self, key_shared: KeyShared) -> None:
-        if not key_shared.goes_with(self._key_shared):
+        if not self._orders_as(key_shared):
             reason = "its consumers order keys in another way, or have ranges where this one has not, or none"
             raise ConsumerBusy(self.topic, self.name, reason)
         parts = [part for part in self._consumers.values() if isinstance(part, KeyShared)]
         check_apart(key_shared.ranges or (), [pair for part in parts for pair in part.ranges or ()])
+
+    def _orders_as(self, key_shared: KeyShared) -> bool:
+        if self.type == "shared" and None in (key_shared.order_by, self._key_shared.order_by):
+            return True  # who asks for nothing leaves it to the others
+        return key_shared.goes_with(self._key_shared)
 
     def _chosen(self) -> int:
         parts = self._consumers.items()

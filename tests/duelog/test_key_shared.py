@@ -64,7 +64,7 @@ def test_ranges_that_overlap_are_refused(topic: Topic) -> None:
 
 
 def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
-    """Also a KeyShared for another type."""
+    """Also a KeyShared for another type, or one that a shared subscription has no use for."""
     bad: list[Any] = [[], [(5, 4)], [(-1, 3)], [(0, 65_536)], [(1, 2, 3)], [(1.0, 2)], 7, [3], ["ab"], [(1, 5), (5, 6)]]
     for ranges in bad:
         with pytest.raises(InvalidArgument, match=r"^ranges="):
@@ -72,8 +72,31 @@ def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
     for field in ("order_by", "out_of_order"):
         with pytest.raises(InvalidArgument, match=f"^{field}="):
             KeyShared(**{field: 1})  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument):
-        topic.subscribe("s", type="shared", key_shared=KeyShared())
+    for useless in (KeyShared(), KeyShared(ranges=[(1, 2)]), KeyShared(out_of_order=True)):
+        with pytest.raises(InvalidArgument):
+            topic.subscribe("s", type="shared", key_shared=useless)
+
+
+@pytest.mark.inside
+def test_a_shared_subscription_keeps_messages_together_that_a_consumer_names(topic: Topic) -> None:
+    """At one consumer, in order; those without a name go to any. A consumer that names none may have come first."""
+    kept = KeyShared(lambda payload, _: payload[:1].decode() if payload[:1].isalpha() else None)
+    first = topic.subscribe("s", type="shared")
+    topic.send_batch([Message(text) for text in (b"a1", b"1", b"2", b"3")])
+    assert received(first, 1) == [b"a1"]  # before anything is kept together
+    second = topic.subscribe("s", type="shared", key_shared=kept)
+    third = topic.subscribe("s", type="shared")
+    for other in (KeyShared(number_of), KeyShared(number_of, [(0, 9)])):
+        with pytest.raises((ConsumerBusy, InvalidArgument)):
+            topic.subscribe("s", type="shared", key_shared=other)
+    assert received(third, 1) == [b"1"]
+    topic.send_batch([Message(f"{letter}{number}".encode()) for number in range(2, 5) for letter in "abcdefghijkl"])
+    found = [received(consumer) for consumer in (first, second, third)]
+    for letter in b"abcdefghijkl":
+        (mine,) = filter(None, ([each for each in payloads if each[0] == letter] for payloads in found))
+        assert [each[1:] for each in mine] == [b"2", b"3", b"4"]
+    assert all(found)
+    assert sum(map(len, found)) == 2 + 36
 
 
 @pytest.mark.inside

@@ -185,6 +185,21 @@ def empty_and_large(client: Any) -> None:
     assert [message.data() for message in receive(consumer, 4)] == [*payloads, large, large * 7]
 
 
+def chunks_among_consumers(client: Any) -> None:
+    """Each message in chunks comes whole, to one of several consumers, by a key or without."""
+    for kind in (ConsumerType.Shared, ConsumerType.KeyShared):
+        topic = named(f"chunks-{kind}")
+        consumers = [client.subscribe(topic, "s", consumer_type=kind) for _ in range(3)]
+        producers = [client.create_producer(topic, chunking_enabled=True, batching_enabled=False) for _ in range(2)]
+        payloads = [bytes([number]) * 6_000_000 for number in range(8)]
+        for number, payload in enumerate(payloads):
+            producers[number % 2].send_async(payload, None)
+        for producer in producers:
+            producer.flush()
+        found = [message.data() for consumer in consumers for message in drained(consumer, 1_500)]
+        assert sorted(found) == payloads, [len(each) for each in found]
+
+
 def subscription_goes_on(client: Any) -> None:
     """Messages acknowledged before a close do not come again; the others do."""
     consumer = client.subscribe(named("goes-on"), "s")

@@ -31,6 +31,7 @@ VERSIONS = ("installed", "3.1.0")
 SCENARIOS = (
     "produce_and_consume",
     "empty_and_large",
+    "chunks_among_consumers",
     "subscription_goes_on",
     "cumulative",
     "delays",

@@ -3,18 +3,19 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from duelog import DelayedStore, ManualClock, Policies
 from duelog.broker.consume.consumers import place_of
-from duelog.broker.protocol import commands
+from duelog.broker.protocol import commands, entry
 from duelog.broker.protocol.entry import decode_metadata
 from duelog.broker.protocol.frames import metadata_of
 from duelog.store.errors import StoreFull
 from tests.broker.consume.consuming import TOPIC, Consuming, entry_of, ids, succeeded, texts
 from tests.broker.peers import FakePeer, idle, soon
+from tests.broker.server.raw_client import blob_of
 from tests.conftest import OpenStore, present
 
 SHARED = commands.SubscriptionType.SHARED
@@ -29,6 +30,35 @@ async def test_permits_count_messages_and_go_below_zero_by_a_batch(here: Consumi
     assert texts(peer) == ["a", "b"]
     await here.flow(peer, consumer, 1)
     assert texts(peer) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("kind", [SHARED, commands.SubscriptionType.KEY_SHARED])
+async def test_the_parts_of_a_message_in_chunks_go_to_one_consumer(here: Consuming, kind: Any) -> None:
+    """No other could put them together: not one that comes amid them either. Whole messages go to all."""
+
+    def send(part: int) -> None:
+        for message in range(20):
+            blob = blob_of(b"%d" % part, message)
+            here.topic.send(entry.pack(entry.Header(entry.CHUNK, 0, 1, 1), blob))
+        here.send(*"abcdef")
+
+    peers = [FakePeer() for _ in range(4)]
+    for peer in peers[:3]:
+        await here.subscribe(peer, kind, permits=1_000)
+    send(0)
+    await idle()
+    await here.subscribe(peers[3], kind, permits=1_000)
+    send(1)
+    send(2)
+    await idle()
+    for peer in peers:
+        parts = [
+            (decode_metadata(metadata_of(memoryview(blob))).sequence_id, blob[-1:])
+            for _, blob in peer.sent if blob is not None and len(blob) > 1
+        ]  # fmt: skip
+        for message in {message for message, _ in parts}:
+            assert [part for each, part in parts if each == message] == [b"0", b"1", b"2"]
+    assert sum(blob is not None for peer in peers for _, blob in peer.sent) == 3 * 26
 
 
 async def test_a_message_that_comes_later_wakes_the_consumers_once(here: Consuming, peer: FakePeer) -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
-from duelog.delivery.key_slots import KeyShared, KeySlots
+from duelog.delivery.key_slots import KeyShared, KeySlots, Parts
 from duelog.delivery.position_set import group_by_ledger
 from duelog.markers.reader import Unacknowledged
 from duelog.store.errors import InvalidArgument
@@ -64,6 +64,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         if len(self.twin.consumers) < 4:
             self.dispatcher.add_consumer(self.next_consumer, self.ranges_of(self.next_consumer))
             self.twin.consumers.append(self.next_consumer)
+            self.twin.consumers_changed()
             self.next_consumer = (self.next_consumer + 1) % 6
             while self.next_consumer in self.twin.consumers:
                 self.next_consumer = (self.next_consumer + 1) % 6
@@ -322,6 +323,7 @@ class StickyMachine(KeySharedMachine):
                 self.remove_consumer_numbered(consumer_id)
             self.dispatcher.add_consumer(9, ((0, 65_535),))
             self.twin.consumers.append(9)
+            self.twin.consumers_changed()
             self.twin.ranges[9] = ((0, 65_535),)
         super().teardown()
 
@@ -330,6 +332,29 @@ class StickyOutOfOrderMachine(StickyMachine):
     """Ranges and no order."""
 
     how = KeyShared(StickyMachine.how.order_by, out_of_order=True)
+
+
+def parts_of(_: bytes, key: str | None) -> str | None:
+    """Keys of which one is of parts that stay together, and one stands for nothing."""
+    return Parts(key) if key == "a" else None if key == "b" else key
+
+
+class SharedPartsMachine(DispatcherMachine):
+    """A shared subscription that keeps some messages together."""
+
+    how = KeyShared(lambda _, key: None if key is None or key == "b" else Parts(key))
+
+
+class PartsAmongKeysMachine(KeySharedMachine):
+    """Order by key, and parts that stay where the first is."""
+
+    how = KeyShared(parts_of)
+
+
+class StickyPartsMachine(StickyMachine):
+    """Ranges, and parts that are in none for most of the time."""
+
+    how = KeyShared(parts_of)
 
 
 EXAMPLES = length("DUELOG_EXAMPLES", 15, 50)
@@ -343,6 +368,9 @@ for machine in (
     OutOfOrderMachine,
     StickyMachine,
     StickyOutOfOrderMachine,
+    SharedPartsMachine,
+    PartsAmongKeysMachine,
+    StickyPartsMachine,
 ):
     examples = length("DUELOG_EXAMPLES", 30, 120) if machine is KeySharedMachine else EXAMPLES
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
@@ -355,6 +383,24 @@ TestKeyNumber = pytest.mark.series(KeyNumberMachine.TestCase)
 TestOutOfOrder = pytest.mark.series(OutOfOrderMachine.TestCase)
 TestSticky = pytest.mark.series(StickyMachine.TestCase)
 TestStickyOutOfOrder = pytest.mark.series(StickyOutOfOrderMachine.TestCase)
+TestSharedParts = pytest.mark.series(SharedPartsMachine.TestCase)
+TestPartsAmongKeys = pytest.mark.series(PartsAmongKeysMachine.TestCase)
+TestStickyParts = pytest.mark.series(StickyPartsMachine.TestCase)
+
+
+def test_parts_stay_with_the_consumer_that_holds_one_when_others_come() -> None:
+    """It would await the rest for ever; what is not read yet of others is shared out. Consumers may come first."""
+    log = log_of(*[f"message-{number % 20}" for number in range(40)], *map(str, range(60)))
+    dispatcher = dispatcher_on(log, consumers=(1,))
+    dispatcher.keep_together(KeyShared(lambda _, key: Parts(key)))
+    assert entries(dispatcher.next_batch(1, 20, 0)) == list(range(20))
+    for consumer in (2, 3, 4):
+        dispatcher.add_consumer(consumer)
+    got = [entries(dispatcher.next_batch(consumer, 100, 0)) for consumer in (1, 2, 3, 4)]
+    assert got[0][:20] == list(range(20, 40))
+    assert all(got)
+    assert sorted(entry for each in got for entry in each) == list(range(20, 100))
+    dispatcher._check()
 
 
 def test_a_clock_that_goes_back_holds_no_timeout_up_for_ever() -> None:

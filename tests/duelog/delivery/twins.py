@@ -7,7 +7,7 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
-from duelog.delivery.key_slots import KeyShared, KeySlots
+from duelog.delivery.key_slots import KeyShared, KeySlots, Parts
 from duelog.markers.reader import Unacknowledged
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
@@ -111,6 +111,8 @@ class Twin:
         self.timeout_ms = ack_timeout_ms
         self.max_kept_back = max_kept_back
         self.consumers: list[int] = []
+        self.owners: dict[str | int, int | None] = {}
+        """By key of parts, as it was when the consumers changed, or when it came."""
         self.chosen: int | None = None
         self.acked: set[Position] = set()
         self.held: dict[Position, tuple[int, int | None]] = {}  # consumer, deadline_ms
@@ -124,7 +126,7 @@ class Twin:
         return {position for position in self.ready if position not in self.times}
 
     def key(self, position: Position) -> str | int | None:
-        if self.kind != "key_shared":
+        if self.kind != "key_shared" and self.how.order_by is None:
             return None
         key = self.log.key_at(position)
         return key if self.how.order_by is None else self.how.order_by(b"", key)
@@ -143,14 +145,26 @@ class Twin:
         key = self.key(position)
         if key is None:
             return True
-        slots = KeySlots(self.consumers, self.ranges) if self.ranges else _slots(tuple(self.consumers))
+        owner = self.owner(key)
         if self.how.out_of_order:
-            return slots.owner_of(key) == consumer_id
+            return owner == consumer_id
         return (
-            slots.owner_of(key) == consumer_id
+            owner == consumer_id
             and all(who == consumer_id for at, (who, _) in self.held.items() if self.key(at) == key)
             and not any(at < position for at in self.waiting if self.key(at) == key)
         )
+
+    def owner(self, key: str | int) -> int | None:
+        slots = KeySlots(self.consumers, self.ranges) if self.ranges else _slots(tuple(self.consumers))
+        if not isinstance(key, Parts):
+            return slots.owner_of(key)
+        if not any(self.key(at) == key for at in [*self.held, *self.waiting, *self.ready]):
+            self.owners.pop(key, None)
+        owner = slots.owner_of(key)
+        return self.owners.setdefault(key, min(self.consumers) if owner is None else owner)
+
+    def consumers_changed(self) -> None:
+        self.owners = {key: who for at, (who, _) in self.held.items() if isinstance(key := self.key(at), Parts)}
 
     def peek(self, consumer_id: int, count: int) -> list[Position]:
         return [position for position in sorted(self.ready) if self.may_have(position, consumer_id)][:count]
@@ -172,7 +186,7 @@ class Twin:
             if away := [position for position in asked if position in self.log.away]:
                 asked = asked[: asked.index(away[0])]
                 room = 0 if self.kind in ("exclusive", "failover") else count - len(asked)
-            if self.kind == "key_shared":
+            if self.kind == "key_shared" or self.how.order_by is not None:
                 room = min(room, self.max_kept_back - len(self.kept_back))
             batch = [self.hand_out(at, consumer_id, now_ms) for at in asked if self.log.readable(at)]
             for position in asked:
@@ -240,6 +254,7 @@ class Twin:
     def remove_consumer(self, consumer_id: int, now_ms: int) -> None:
         self.nack(consumer_id, list(self.held), now_ms, now_ms)
         self.consumers.remove(consumer_id)
+        self.consumers_changed()
 
     def trimmed(self) -> None:
         for position in {*self.held, *self.waiting, *self.ready, *self.times}:
