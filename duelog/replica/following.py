@@ -68,6 +68,11 @@ def last_object(bucket: Bucket) -> LogObject | None:
     return find_object(bucket, numbers[-1]) if numbers else None
 
 
+def staged_of(path: Path) -> Path:
+    """The directory in which a standby makes the store that it will have in `path` once it leads."""
+    return path.with_name(path.name + ".standby")
+
+
 class Standby:
     """Follows one copy until it leads. For one thread, but `beat`."""
 
@@ -85,7 +90,7 @@ class Standby:
         `elapsed`: a clock in seconds that never goes back, and goes on while the machine sleeps.
         """
         self._path = path
-        self._staged = path.with_name(path.name + ".standby")
+        self._staged = staged_of(path)
         self._bucket = bucket
         self._owner = Owner(uuid.uuid4().hex, lease_ms, address)
         self._elapsed = elapsed

@@ -79,7 +79,11 @@ def _store_stats(there: Asked, name: str, topics: int) -> None:
     if out.in_json():
         out.write_json({**figures, "shown": shown})
         return
-    about = [(name.replace("_", " "), value) for name, value in figures.items() if not name.startswith("disk_")]
+    about = [
+        (name.replace("_", " "), round(value, 3) if isinstance(value, float) else value)
+        for name, value in figures.items()
+        if not name.startswith("disk_")
+    ]
     parts = {part: figures[f"disk_{part}_bytes"] for part in DISK_PARTS}
     out.write_table(name, ("", ">"), [*about, *out.disk_rows(parts)])
     out.write_line("")

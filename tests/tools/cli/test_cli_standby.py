@@ -13,6 +13,7 @@ import pytest
 import duelog
 from duelog import DelayedStore
 from duelog.errors import Deposed, NotLeader, ReplicaDamaged, ReplicaUnreachable, StoreFailed, StoreFull
+from duelog.replica.following import staged_of
 from duelog.replica.restoring import GapFound
 from tests.duelog.replica.machines import WITHIN_S, Machines
 from tests.tools.command_line import json_of, ok, refused
@@ -125,6 +126,13 @@ def test_pulsar_clients_find_the_leader(machines: Machines) -> None:
             message = consumer.receive(WITHIN_S * 1000)
     finally:
         client.close()
+
+
+@pytest.mark.parametrize("command", ["stats {}", "check {}", "send {} a x", "audit {}"])
+def test_a_command_on_the_directory_of_a_standby_says_that_it_is_one(tmp_path: Path, command: str) -> None:
+    """It said that there is no such directory, and how a store is made."""
+    staged_of(tmp_path / "data").mkdir()
+    assert "a standby has no store here before it leads" in refused(*command.format(tmp_path / "data").split())
 
 
 def test_a_standby_without_a_copy_is_refused(tmp_path: Path) -> None:
