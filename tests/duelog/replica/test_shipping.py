@@ -195,6 +195,31 @@ def test_a_log_that_outgrows_its_space_goes_on_behind_a_gap(
     assert of_copy(bucket, tmp_path / "behind") == waiting(store)
 
 
+def test_a_manifest_that_was_being_made_as_the_log_was_given_up_is_not_put(
+    bucket: FaultyBucket, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """A restore from it would need groups that were never shipped: the one after it is put."""
+    store = open_store(config=StoreConfig(replica=URL, wal_bytes=64 << 10, replica_keep_bytes=1 << 20))
+    shipped(store, b"first")
+    shipping, manifests = shipping_of(store), bucket.manifests()
+    draft = present(shipping._manifests).draft
+
+    def given_up_meanwhile(before: Manifest | None) -> Draft | None:
+        made = draft(before)
+        bucket.is_down = True
+        for number in range(40):
+            store.topic("a").send(b"%d" % number + bytes(50_000), deliver_after=100)
+        bucket.is_down = False
+        shipping._ship()
+        return made
+
+    with patch.object(shipping._manifests, "draft", given_up_meanwhile):
+        manifested(store)
+    assert bucket.manifests() == manifests
+    ship(store)
+    assert of_copy(bucket, tmp_path / "behind") == waiting(store)
+
+
 def test_a_file_that_the_bucket_has_is_not_uploaded_again(
     bucket: FaultyBucket, store: DelayedStore, clock: ManualClock
 ) -> None:

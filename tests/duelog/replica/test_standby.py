@@ -30,7 +30,7 @@ from duelog.opening import recover
 from duelog.replica import manifest_files, set_aside
 from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
 from duelog.replica.following import Standby, failure_of
-from duelog.replica.log_object import FENCE, HEARTBEAT, LogObject, unpack
+from duelog.replica.log_object import FENCE, HEARTBEAT, RESIGNED, LogObject, unpack
 from duelog.replica.log_writer import LogWriter
 from duelog.replica.manifest import read_manifest
 from duelog.replica.replica_status import aside_of
@@ -962,6 +962,18 @@ def test_a_directory_that_was_moved_by_copying_leads_once_the_lease_has_passed(b
         store.topic("a").send(b"2", deliver_after=DAY_S)
 
 
+def test_a_copy_of_a_directory_that_was_closed_in_order_leads_without_a_wait(bench: Bench) -> None:
+    """Its leader has given the lease up, so that nobody leads by it."""
+    bench.ship(b"1")
+    bench.leader.close()
+    shutil.copytree(bench.path / "one", bench.path / "moved")
+    begun_s = bench.elapsed.now_s
+    with patch("duelog.replica.shipping.find_object", lambda bucket, seq: bench.pass_lease(0.3)):
+        store = bench.open("moved")
+    with store:
+        assert (bench.elapsed.now_s, waiting(store)) == (begun_s, {b"1"})
+
+
 def test_a_leader_whose_disk_fails_resigns_and_a_standby_leads_at_once(bench: Bench) -> None:
     """It writes nothing more, so nobody has to wait for its lease to pass."""
     bench.ship(b"told")
@@ -1006,6 +1018,19 @@ def test_a_leader_that_cannot_ship_says_that_it_has_not_handed_over(bench: Bench
         with pytest.raises(InvalidArgument, match="lease_ms"):
             alone.hand_over()
         alone.topic("a").send(b"goes on")
+
+
+def test_a_leader_that_could_not_ship_all_does_not_resign(bench: Bench) -> None:
+    """Though the bucket answers again by the end of its close: what is left is shipped when it is opened again."""
+    bench.send(b"told")
+    bench.bucket.faults = iter(("down",))
+    bench.leader.close()
+    assert log_object(bench.bucket, bench.bucket.numbers()[-1]).kind != RESIGNED
+    bench.lead()
+    bench.leader.close()
+    follower = Standby(bench.path / "two", bench.bucket, lease_ms=LEASE_MS, elapsed=bench.elapsed)
+    assert (follower.begin(), follower.step()) == (False, True)  # it has resigned
+    assert bench.waiting("two") == {b"told"}
 
 
 def test_a_replicated_send_is_never_told_behind_the_fence(bench: Bench) -> None:
