@@ -29,7 +29,7 @@ from duelog.errors import (
 from duelog.opening import recover
 from duelog.replica import manifest_files, set_aside
 from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
-from duelog.replica.following import Standby, failure_of
+from duelog.replica.following import Standby, failure_of, serve_at
 from duelog.replica.log_object import FENCE, HEARTBEAT, RESIGNED, LogObject, unpack
 from duelog.replica.log_writer import LogWriter
 from duelog.replica.manifest import read_manifest
@@ -173,6 +173,16 @@ def test_a_leader_that_renews_its_lease_is_not_followed_by_another(bench: Bench)
     shipping_of(bench.leader).step()  # late, and before the fence
     assert not follower.step()
     bench.leader.topic("a").send(b"x")
+
+
+def test_a_leader_says_at_once_where_clients_find_it(bench: Bench) -> None:
+    """By an object of its own, once, though its lease need not be renewed yet: clients of standbys wait for that."""
+    before = bench.bucket.numbers()[-1]
+    serve_at(bench.leader, "pulsar://one:6650")
+    for _ in range(2):
+        shipping_of(bench.leader).step()
+    assert bench.bucket.numbers()[-1] == before + 1
+    assert log_object(bench.bucket, before + 1).maker.address == "pulsar://one:6650"
 
 
 def test_an_idle_leader_puts_nothing_but_heartbeats(bench: Bench) -> None:
