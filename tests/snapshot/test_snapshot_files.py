@@ -8,6 +8,7 @@ from pyroaring import BitMap
 
 from duelog.partitions.index.index_cut import Piece
 from duelog.partitions.index.window import Dues, Ids
+from duelog.snapshot import writer
 from duelog.snapshot.snapshot_format import (
     Metadata,
     Part,
@@ -47,8 +48,11 @@ def test_a_snapshot_says_what_was_written(environment: Environment) -> None:
     assert written.parts > 1
 
 
-def test_metadata_comes_after_every_part_and_the_one_before_goes_last(environment: Environment) -> None:
+def test_metadata_comes_after_every_part_and_the_one_before_goes_last(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every step whatever has metadata is complete, and there always is one once there was one."""
+    monkeypatch.setattr(writer, "_REMOVED_KEYS", 1)
     log = Log(scattered(500))
     write_snapshot(environment, log.cut(), PART_BYTES, 1)
     log.fire(100)

@@ -10,9 +10,12 @@ from duelog.store.codec import format as fmt
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
 from duelog.store.errors import CorruptRecord, StoreFull
+from duelog.store.files import failpoints
 from duelog.store.log.managed_ledger import ManagedLedger
 from duelog.upkeep import reclaiming as module
-from tests.conftest import START_MS, OpenStore, present, tick_after
+from tests.conftest import START_MS, OpenStore, applied, present, tick_after
+
+pytestmark = pytest.mark.usefixtures("disarmed")
 
 
 def test_a_topic_with_a_damaged_record_holds_up_no_other(open_store: OpenStore, clock: ManualClock) -> None:
@@ -83,3 +86,30 @@ def test_topics_trimmed_one_by_one_are_not_forgotten_by_a_full_disk(
     store.tick()
     logs = [store._engine.topics.get(topic._name).log for topic in topics]
     assert [[ledger.entries for ledger in log.ledgers()] for log in logs] == [[0]] * 4
+
+
+def test_a_ledger_of_many_runs_keeps_its_record_until_all_of_them_are_removed(
+    open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crash left runs that nothing names; so did the end of a part."""
+    monkeypatch.setattr(trim, "_RUNS_A_PART", 2)
+    store = open_store(config=StoreConfig(ledger_max_entries=7))
+    main, parts = store._engine.storage.main, list[tuple[int, int]]()
+
+    def left() -> tuple[int, int]:
+        """Runs of LMDB, and ledgers that are trimmed and have their record."""
+        held = main.hold()
+        try:
+            keys = list(held.raw.cursor().iternext(values=False))
+        finally:
+            held.release()
+        return sum(bytes(key) >= fmt.RUN_PREFIX for key in keys), len(trim.unfinished(main))
+
+    with store.topic("t").subscribe("s") as subscription:
+        for _ in range(14):
+            store.topic("t").send(b"x")
+            applied(store)
+        subscription.ack(subscription.receive(20), durable=True)
+    failpoints.arm("trim.part", lambda: parts.append(left()))
+    tick_after(store, clock, 2_000)
+    assert parts == [(12, 2), (10, 2), (8, 2), (6, 1), (4, 1), (2, 1), (0, 1), (0, 0)]
