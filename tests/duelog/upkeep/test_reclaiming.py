@@ -113,3 +113,17 @@ def test_a_ledger_of_many_runs_keeps_its_record_until_all_of_them_are_removed(
     failpoints.arm("trim.part", lambda: parts.append(left()))
     tick_after(store, clock, 2_000)
     assert parts == [(12, 2), (10, 2), (8, 2), (6, 1), (4, 1), (2, 1), (0, 1), (0, 0)]
+
+
+def test_a_partition_stays_whose_last_marker_is_in_the_first_ledger_that_is_kept(
+    open_store: OpenStore, clock: ManualClock
+) -> None:
+    """The ledgers before it go, and what it points at is read later."""
+    store = open_store(config=StoreConfig(partition_ms=1_000, ledger_max_entries=2, ack_flush_ms=0))
+    with store.topic("t").subscribe("s") as subscription:
+        store.topic("t").send_payloads([b"0", b"1", b"2"], deliver_after=1)
+        tick_after(store, clock, 5_000)
+        subscription.ack(subscription.receive(2), durable=True)
+        assert tick_after(store, clock, 5_000).trimmed == 1
+        (last,) = subscription.receive(5)
+        assert (last.payload, [row.state for row in store.partitions()]) == (b"2", ["closed"])
