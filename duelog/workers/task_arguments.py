@@ -99,6 +99,10 @@ class TaskFunction(Generic[P, R]):
         )
 
     @functools.cached_property
+    def _texts(self) -> frozenset[str]:
+        return frozenset(name for name, hint in _hints(self.function).items() if hint in (str, str | None))
+
+    @functools.cached_property
     def _codec(self) -> Codec:
         import msgspec  # noqa: PLC0415 - as above
 
@@ -109,6 +113,10 @@ class TaskFunction(Generic[P, R]):
         import msgspec  # noqa: PLC0415 - as above
 
         given = self._signature.bind(*args, **kwargs).arguments
+        for name in self._texts & given.keys():
+            value = given[name]
+            if isinstance(value, (bytes, bytearray, memoryview)):  # JSON has them in base64, which is text
+                raise InvalidArgument(name, value, f"Expected `str`, got `{type(value).__name__}`")
         try:
             payload = self._codec.encode(given)
             self._codec.decode(payload, type=self._arguments)

@@ -244,7 +244,7 @@ def seek(
     """
     given = [each for each in (to, due, published) if each is not None]
     if len(given) != 1:
-        raise InvalidArgument("--to", given, "expected one of --to, --due and --published")
+        raise InvalidArgument("--to", given or None, "expected one of --to, --due and --published")
     target: str | Mapping[str, int] = to or ""
     if due is not None:
         target = {"due_ms": time_ms("--due", due)}

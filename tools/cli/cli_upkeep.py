@@ -52,8 +52,8 @@ def init(
 ) -> None:
     """Make a store, with what it is to keep unless a namespace, topic or subscription says otherwise.
 
-    `send --create` and `import` make one too, with a day for the span and the defaults for the rest. What is set here
-    `duelog policies` shows and changes; the span stays.
+    `send --create` and `import` make one too, with a day for the span and the defaults for the rest. `duelog policies`
+    shows and changes what is set here; the span stays.
 
     $ duelog init data --partition 1h --retention 7d --max-redeliveries 5
     """

@@ -39,9 +39,9 @@ duelog receive data reminders mailer --create
 
 One process at a time has a store open for writing: a program, `serve`, or a command for as long as it runs. Commands
 reach it by the socket CONTROL in the store's directory, which its user and root alone may use, and do the same as if
-they had opened the store themselves; those that only look work beside any process. A store that no process has open
-need repair, snapshot verify and rebuild, drain without --keep, move-namespace and import --parquet, and what serves it:
-serve, worker.
+they had opened the store themselves; those that only look work beside any process. These need a store that no process
+has open: repair, snapshot verify and rebuild, drain without --keep, move-namespace, import --parquet, and those that
+serve it: serve, worker.
 
 Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970; durations are seconds, 90s, 1h30m,
 500ms, 2w, or ISO 8601 (PT1H30M).
@@ -49,7 +49,7 @@ Times are ISO 8601 with a zone (2026-11-21T09:00:00Z) or milliseconds since 1970
 With --json a command prints JSON and nothing else to standard output: one object on a line, of a list one for each of
 its elements. Names are those of the Python interface, with units: `due_ms` is milliseconds since 1970, beside it `due`
 is ISO 8601; ids and positions are text, LEDGER:ENTRY; a payload is text in `payload`, or `payload_base64` where it is
-no UTF-8. What goes wrong is a line on standard error and an exit status: 1: found or not done, 2: refused.
+not UTF-8. An error is a line on standard error and an exit status: 1, something was found or not done; 2, refused.
 """
 
 

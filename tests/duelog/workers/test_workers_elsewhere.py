@@ -83,6 +83,7 @@ def test_a_function_runs_with_the_arguments_that_were_sent(store: DelayedStore, 
         ({"user": 7, "text": object()}, "arguments", "Encoding objects of type object"),
         ({"user": 7, "text": "\ud800"}, "arguments", "surrogates not allowed"),
         ({"user": 7, "text": None}, "text", "Expected `str`, got `null`"),
+        ({"user": 7, "text": b"pay"}, "text", "Expected `str`, got `bytes`"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_refused_when_it_is_sent(

@@ -186,3 +186,9 @@ def test_an_address_makes_no_directory(
     assert done.returncode == 2
     assert "address" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_seek_to_nowhere_names_the_options_and_no_empty_list(path: Path) -> None:
+    """Of several that are given the error shows the values."""
+    assert refused("seek", path, "t", "s") == "duelog: --to: expected one of --to, --due and --published\n"
+    assert "--to=['earliest', " in refused("seek", path, "t", "s", "--to", "earliest", "--due", FUTURE_MS)
