@@ -169,6 +169,7 @@ def repair(
     """
     from ..repair.repair_store import repair_store
 
+    require_store(store)
     with alone("repair rewrites the files that it works on: end it first"):
         beside = (path := store.absolute()).with_name(f"{path.name}-given-up.jsonl")  # `.` alone has no name
         report = repair_store(store, output or beside)

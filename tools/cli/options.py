@@ -193,7 +193,7 @@ def is_address(place: str) -> bool:
     >>> is_address("http://localhost:8080"), is_address("data")
     (True, False)
     """
-    return re.fullmatch(r"https?://[^\s/?#]+/?", place) is not None
+    return re.fullmatch(r"https?://[^\s/?#@]+/?", place) is not None  # credentials are a token's
 
 
 _POLICIES = {

@@ -22,6 +22,7 @@ from ...store.errors import DuelogError, InvalidArgument
 from ...store.names import TopicName, validate_namespace_name
 from ...store.position import MessageId
 from ..asking import with_shown_names
+from ..output import printable
 
 _PAGE = 1_000
 _PAYLOAD_BYTES = 4_096
@@ -44,7 +45,7 @@ class ServerRefused(DuelogError):
     """A server's answer that is an error, or why there was none (status 0)."""
 
     def __init__(self, server: str, status: int, reason: str) -> None:
-        super().__init__(f"{server}: {f'{status}: ' if status else ''}{reason}")
+        super().__init__(printable(f"{server}: {f'{status}: ' if status else ''}{reason}"))
         self.status = status
         self.reason = reason
 
@@ -84,12 +85,18 @@ class RestClient:
         for _ in range(_MOST_REDIRECTS):
             found = self._once(Request(url, data, headers, method=method))
             if isinstance(found, bytes):
-                return json.loads(found) if found else None
+                return self._json(url, found)
             onward = urljoin(url, found["Location"])
             if urlsplit(onward).scheme not in ("https", urlsplit(url).scheme):
                 raise ServerRefused(self.url, 307, f"sends on to {onward}, which is not encrypted")
             url = onward
         raise ServerRefused(self.url, 307, "is sent on from server to server")
+
+    def _json(self, url: str, answer: bytes) -> Any:
+        try:
+            return json.loads(answer) if answer else None
+        except (ValueError, RecursionError) as error:
+            raise ServerRefused(self.url, 0, f"is no server of duelog: what it answers to {url} is no JSON") from error
 
     def _once(self, request: Request) -> bytes | Mapping[str, str]:
         """The body of an answer, or the headers of one that sends on."""

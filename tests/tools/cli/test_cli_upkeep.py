@@ -121,9 +121,10 @@ def test_the_store_in_which_one_stands_is_repaired(path: Path, monkeypatch: pyte
 
 
 def test_repair_of_what_is_no_store_leaves_nothing_there(tmp_path: Path) -> None:
-    """A lock stayed in a directory that was given by mistake."""
+    """A lock stayed in a directory that was given by mistake. Or nothing is there at all."""
     (tmp_path / "other").mkdir()
-    refused("repair", tmp_path / "other")
+    assert "it has no file named STORE" in refused("repair", tmp_path / "other")
+    assert "there is no such directory" in refused("repair", tmp_path / "none")
     assert list((tmp_path / "other").iterdir()) == []
 
 

@@ -251,11 +251,45 @@ def test_a_request_that_another_server_is_to_answer_is_sent_on_with_its_method_a
             thread.join()
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"<html>welcome</html>", "is no server of duelog: what it answers to"),
+        (200, b"[" * 100_000, "is no server of duelog"),
+        (500, b'{"reason": "\\u001b[31mred"}', ": 500: \\x1b[31mred\n"),
+    ],
+)
+def test_what_is_no_server_of_duelog_is_one_line(status: int, body: bytes, said: str) -> None:
+    """A page of another program behind the address, a text that would move the terminal's cursor."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            line = refused("topics", "list", "--server", f"http://127.0.0.1:{other.server_port}")
+        finally:
+            other.shutdown()
+            thread.join()
+    assert said in line
+    assert line.count("\n") == 1
+
+
 def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing there, no credentials, no rights, an unknown topic, a policy that it has not; a token by environment."""
     monkeypatch.delenv("DUELOG_TOKEN", raising=False)
     assert "Connection refused" in refused("stats", "--server", "http://127.0.0.1:1", "t")
     assert "expected http://host:port" in refused("stats", "--server", "pulsar://localhost:6650")
+    assert "expected http://host:port" in refused("stats", "--server", "http://me:secret@localhost:8080")
     assert "Missing argument" in run("topics", "list").stderr
     with serving(shutil.copytree(filled, tmp_path / "store"), **SECURED) as url:
         said = refused("topics", "list", "--server", url)
