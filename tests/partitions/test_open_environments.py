@@ -3,16 +3,19 @@
 import resource
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 from unittest.mock import patch
 
 import pytest
 
-from duelog import StoreConfig
+from duelog import ManualClock, StoreConfig
 from duelog.partitions import partition as partition_module
 from duelog.partitions import partition_set
 from duelog.partitions.partition import Partition, PartitionLog
-from duelog.partitions.partition_set import OpenEnvironments, most_open
-from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present
+from duelog.partitions.partition_set import LedgerNumbers, OpenEnvironments, most_open
+from duelog.store.codec.format import PartitionState
+from duelog.store.env.environment import Environment
+from tests.conftest import HOUR_MS, START_MS, OpenStore, applied, present, tick_after
 from tests.duelog.side_by_side import CONFIG, FIRST_MS, held, send
 
 
@@ -136,3 +139,31 @@ def test_as_many_partitions_stay_open_as_the_descriptors_and_addresses_of_the_pr
     """A sixteenth of the descriptors, and 64 at the least; what is configured counts alone."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
     assert most_open(config) == expected
+
+
+def test_a_partition_that_is_being_appended_to_does_not_close(open_store: OpenStore, clock: ManualClock) -> None:
+    """Its end has passed, and nothing in it is left to fire: what is on its way would never."""
+    store = open_store(config=CONFIG)
+    send(store, 0)
+    partitions, topic_id = store._engine.storage.partitions, store.topic("a")._existing().topic_id
+    begun = present(partitions.begin_append(FIRST_MS, START_MS, topic_id))
+    clock.set(FIRST_MS + HOUR_MS)
+    assert tick_after(store, clock, 0).closed == 0
+    assert begun.state is PartitionState.OPEN
+    partitions.end_appends([begun])
+    assert tick_after(store, clock, 1_000).closed == 1
+
+
+def test_ids_of_ledgers_are_reserved_by_one_thread_at_a_time() -> None:
+    """Two would take the last one together."""
+    locked: list[bool] = []
+
+    class Main:
+        def write(self, _: object) -> int:
+            locked.append(numbers._lock.locked())
+            return 100 * len(locked)
+
+    numbers = LedgerNumbers(cast(Environment, Main()))
+    assert numbers.next() == 100
+    numbers.reserve(64)
+    assert (numbers.next(), locked) == (101, [True, True])

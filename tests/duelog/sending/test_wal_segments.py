@@ -14,6 +14,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, Message, MessageId
 from duelog.errors import StoreFailed, StoreFull
+from duelog.sending import wal_segments
 from duelog.sending.wal_segments import CHECKPOINT_MS, Checkpoint
 from duelog.store.env.environment import Environment
 from duelog.store.env.transaction import LmdbTransaction
@@ -76,6 +77,19 @@ def test_what_is_sent_behind_an_interrupted_checkpoint_is_found_by_who_reads_bes
     known = len(beside.follow())
     send(store, 1, 1)
     assert len(beside.follow()) == known + 1
+
+
+def test_the_segment_of_a_checkpoint_that_was_interrupted_as_it_began_is_left_at_closing(
+    store: DelayedStore, clock: ManualClock, plant: Plant, open_store: OpenStore
+) -> None:
+    """Nothing says that it is to be applied, and the segment behind it is empty."""
+    sent = send(store, 1, 1)
+    clock.advance(CHECKPOINT_MS)
+    plant(wal_segments, "Checkpoint", KeyboardInterrupt(), after=False)
+    with pytest.raises(KeyboardInterrupt):
+        store.tick()
+    store.close()
+    assert held(open_store(config=CONFIG))[sent] == b"1"
 
 
 def made_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -38,6 +38,7 @@ from duelog.store.env.memtable import (
     PAST,
     Entry,
     LedgerRow,
+    LedgerRuns,
     Memtable,
     Publication,
     Reads,
@@ -129,6 +130,32 @@ def test_a_read_of_one_instant_waits_for_no_group_inside_the_gate(opened: Enviro
     with opened.read(frozen=True):
         pass
     assert lock.inside == [False]
+
+
+def test_rows_that_are_applied_are_forgotten_with_the_lock_of_groups(tmp_path: Path) -> None:
+    """Else what a group adds meanwhile goes to a view that nobody has any more."""
+    locked: list[bool] = []
+
+    class Watched(Memtable):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "view" and "view" in vars(self):
+                locked.append(self.publishing.locked())
+            super().__setattr__(name, value)
+
+    memtable = Watched(Publication(), LIMITS)
+
+    def publish(entry: int) -> None:
+        add(memtable, 7, entry, 1)
+        memtable.position += 1
+
+    with closing(Environment(tmp_path / "e", name="e", create=True, memtable=memtable)) as opened:
+        publish(0)
+        opened.apply()
+        publish(1)
+        opened.before_commit = lambda: publish(2)  # too late for the commit, which leaves it
+        opened.apply()
+        assert [run.first for run in LedgerRuns(7, memtable.view.runs[7])] == [2]
+    assert locked == [True, True]
 
 
 def test_reading_the_last_of_many_unapplied_runs_looks_at_few_of_them(opened: Environment, memtable: Memtable) -> None:

@@ -387,6 +387,18 @@ def test_a_segment_that_was_prepared_and_is_too_small_is_made_anew(tmp_path: Pat
     assert numbers(read_wal(tmp_path, STORE_ID, 1).groups) == [[1], [2]]
 
 
+def test_a_segment_that_was_prepared_and_cut_short_since_is_made_anew(tmp_path: Path) -> None:
+    """Its head says how long it is, and what is read back is refused where it is shorter."""
+    with closing(opened(tmp_path, None)) as log:
+        begin(log)
+        log.append(GroupContent.of([row(1)]), flush=True)
+        log.prepare_segment(4 * SIZE, 0).close()
+        os.truncate(tmp_path / "wal" / file_name(2), 2 * SIZE)
+        begin(log)
+        log.append(GroupContent.of([row(2)]), flush=True)
+    assert numbers(read_wal(tmp_path, STORE_ID, 1).groups) == [[1], [2]]
+
+
 def test_without_space_for_a_segment_the_log_goes_on_as_it_was(tmp_path: Path) -> None:
     """Nothing is ended, and another attempt succeeds."""
     with closing(opened(tmp_path, None)) as log:
