@@ -14,6 +14,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
 from duelog.errors import (
     Deposed,
+    DocumentChanged,
     DuelogError,
     ForkFound,
     InvalidArgument,
@@ -1072,6 +1073,22 @@ def test_a_leader_that_ships_nothing_tells_no_id_that_the_next_one_tells(bench: 
         store.close()
         bench.bucket.is_down = False
     assert len(told) == len(set(told))
+
+
+def test_a_version_of_a_document_that_was_not_shipped_is_given_to_no_other(bench: Bench) -> None:
+    """Who read that one, and puts in its place, would replace another that it never saw."""
+    bench.leader.documents.put("a", b"shipped")
+    ship(bench.leader)
+    follower = bench.follow("two")
+    bench.bucket.is_down = True
+    lost = bench.leader.documents.put("a", b"lost")
+    bench.leader.close()
+    bench.bucket.is_down = False
+    bench.take_over(follower)
+    with bench.open("two") as second:
+        second.documents.put("a", b"another")
+        with pytest.raises(DocumentChanged):
+            second.documents.put("a", b"in its place", expected=lost)
 
 
 def test_no_more_ids_are_told_than_a_takeover_passes_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
