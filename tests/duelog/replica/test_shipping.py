@@ -20,6 +20,7 @@ from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_
 from duelog.replica.log_object import unpack
 from duelog.replica.manifest import MAIN_START, Manifest, read_manifest
 from duelog.replica.manifest_files import ManifestFiles
+from duelog.replica.pruning import made_by, prune
 from duelog.replica.shipping import Draft, Shipping
 from duelog.store.errors import ReplicaDamaged, StoreFull
 from duelog.tools.repair.repair_store import repair_store
@@ -258,6 +259,20 @@ def test_every_moment_of_the_retention_can_be_restored_and_the_rest_goes(
         assert of_copy(bucket, tmp_path / str(day), group=ends[day]) == {b"%d" % each for each in range(day + 1)}
     with pytest.raises(ReplicaRefused, match="no manifest at or before"):
         restored(bucket, tmp_path / "old", group=ends[0])
+
+
+def test_a_file_of_a_manifest_that_is_being_made_is_pruned_by_its_maker_alone(
+    bucket: FaultyBucket, store: DelayedStore, clock: ManualClock
+) -> None:
+    """No manifest names it yet: `duelog replica prune`, and a leader of another epoch, leave it there for a day."""
+    shipped(store, b"1")
+    young = f"{FILES}/main-1-1-00000000{made_by(1)}"
+    bucket.put(young, b"")
+    for making in (None, 2):
+        prune(bucket, clock.now_ms(), 0, making=making)
+        assert bucket.get(young) == b""
+    prune(bucket, clock.now_ms(), 0, making=1)
+    assert bucket.get(young) is None
 
 
 def test_a_clock_far_ahead_prunes_nothing(bucket: FaultyBucket, tmp_path: Path) -> None:
