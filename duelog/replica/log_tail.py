@@ -18,7 +18,7 @@ from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
 from duelog.store.env.body_file import BodyMaps, BodyReader, body_files
 from duelog.store.errors import StoreUnavailable
-from duelog.store.files.directory import make_directory, move, remove_tree, sync_directory
+from duelog.store.files.directory import make_directory, remove_tree, sync_directory
 from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
 
@@ -39,13 +39,21 @@ def _kept_name(number: int) -> str:
 
 
 class KeptLog:
-    """Segments of a store that are applied, and not shipped, and body files that unshipped groups name. Thread-safe."""
+    """Segments of a store that are applied, and not shipped, and body files that unshipped groups name. Thread-safe.
+
+    Which there are is known in memory: what is put aside amid a checkpoint needs no descriptor.
+    """
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         """`path`: of the store. All segments are needed until `passed` says which are not."""
         self._directory = path / DIRECTORY
         self._most_bytes = most_bytes
         self._needed = 0
+        aside = sorted((int(file.stem), file.stat().st_size) for file in self._directory.glob("*.kept"))
+        self._aside = dict(aside)
+        """Bytes of the segments that are put aside, by number, ascending."""
+        self._links = set(body_files(self._directory).values())
+        """Second names of body files."""
         self._removed: dict[Path, int] = {}
         """Body files that are there for the copy alone, and a place behind all groups that name them."""
         self._lock = threading.Lock()
@@ -58,11 +66,14 @@ class KeptLog:
         with self._lock:
             free = [number for number in numbers if number < self._needed]
             kept = [number for number in numbers if number >= self._needed]
-            for number in self._passed():
-                move(self._directory / _kept_name(number), self._directory / file_name(number))
+            for number in self._passed():  # a power cut may take renames back: opening does them again
+                os.rename(self._directory / _kept_name(number), self._directory / file_name(number))
+                del self._aside[number]
                 free.append(number)
             for number in kept:
-                move(self._directory / file_name(number), self._directory / _kept_name(number))
+                aside = self._directory / _kept_name(number)
+                os.rename(self._directory / file_name(number), aside)
+                self._aside[number] = aside.stat().st_size
             if self.bytes > self._most_bytes:
                 self.lost = True
                 self._remove_all()
@@ -80,6 +91,7 @@ class KeptLog:
                 make_directory(link.parent)
                 link.unlink(missing_ok=True)
                 os.link(path, link)
+                self._links.add(link)
                 sync_directory(link.parent)
 
     def passed_bodies(self, shipped: int, written: Callable[[], int]) -> None:
@@ -94,24 +106,22 @@ class KeptLog:
             for path, place in self._removed.items():
                 if place <= shipped:
                     path.unlink(missing_ok=True)
+                    self._links.discard(path)
 
-    def _bodies_alone(self) -> list[Path]:
-        """The body files that are kept for the copy alone."""
-        alone = []
-        for path in body_files(self._directory).values():
+    def _bodies_alone(self) -> dict[Path, int]:
+        """The body files that are kept for the copy alone, with their bytes."""
+        alone = {}
+        for path in list(self._links):
             with suppress(FileNotFoundError):
-                if path.stat().st_nlink == 1:
-                    alone.append(path)
+                status = path.stat()
+                if status.st_nlink == 1:
+                    alone[path] = status.st_size
         return alone
 
     @property
     def bytes(self) -> int:
         """Bytes of the segments put aside, and of body files that have no other name."""
-        size = 0
-        for path in (*self._directory.glob("*.kept"), *self._bodies_alone()):
-            with suppress(FileNotFoundError):
-                size += path.stat().st_size
-        return size
+        return sum([*self._aside.values(), *self._bodies_alone().values()])
 
     def passed(self, needed: int) -> None:
         """Remove those before the segment `needed`, but for the last two: they are used again."""
@@ -121,6 +131,7 @@ class KeptLog:
                 self._needed = needed
                 for number in self._passed()[:-_USED_AGAIN]:
                     (self._directory / _kept_name(number)).unlink(missing_ok=True)
+                    del self._aside[number]
 
     def give_up(self) -> None:
         """Remove all, and keep none any more."""
@@ -128,15 +139,19 @@ class KeptLog:
             self._needed = _NONE
             self._remove_all()
             remove_tree(self._directory / BODIES)
+            self._links.clear()
 
     def _passed(self) -> list[int]:
         """The segments that are put aside and not needed any more, ascending."""
-        there = sorted(int(path.stem) for path in self._directory.glob("*.kept"))
-        return [number for number in there if number < self._needed]
+        return [number for number in self._aside if number < self._needed]
 
     def _remove_all(self) -> None:
-        for path in (*self._directory.glob("*.kept"), *self._bodies_alone()):
+        for number in self._aside:
+            (self._directory / _kept_name(number)).unlink(missing_ok=True)
+        self._aside.clear()
+        for path in self._bodies_alone():
             path.unlink(missing_ok=True)
+            self._links.discard(path)
 
 
 _HEARD_BYTES = 16 * MIB
@@ -210,8 +225,7 @@ class LogTail:
                 break
         if self._reader is None:
             raise LogLost(f"segment {self._number} of the log is gone")
-        if self._sequence:
-            self._reader.go_to(self._sequence, self._end)
+        self._reader.go_to(self._sequence, self._end)
         return self._reader
 
     def _from_disk(self) -> RawGroup:

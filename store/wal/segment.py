@@ -531,8 +531,8 @@ class SegmentReader:
         return raw
 
     def go_to(self, sequence: int, end: int) -> None:
-        """Have the next read be of the group of a sequence, before which one ends at a byte."""
-        self._at, self.sequence = _aligned(end), sequence
+        """Have the next read be of the group of a sequence, before which one ends at a byte; of the first at any."""
+        self._at, self.sequence = _aligned(end) if sequence else _GROUPS_AT, sequence
 
     def look_again(self) -> None:
         """Have the next read go to the disk: a page that was cached may be older than a write past the cache."""

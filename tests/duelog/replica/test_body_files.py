@@ -161,13 +161,22 @@ def test_a_group_that_was_just_appended_names_its_bodies_as_one_that_is_read_bac
     assert kept.size == read.size == written.size
 
 
+@pytest.mark.parametrize("left", [0, 2])
 def test_a_group_whose_bodies_could_not_be_mapped_for_want_of_descriptors_and_the_one_before_it_are_shipped_later(
-    store: DelayedStore, bucket: FaultyBucket, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    left: int,
+    store: DelayedStore,
+    bucket: FaultyBucket,
+    tmp_path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The one before it had been taken, and was in no object: the copy went on behind it without a word."""
+    """The one before it had been taken, and was in no object: the copy went on behind it without a word.
+
+    So it did behind the first of a segment: the file was read on where that ends.
+    """
     sent_ms = clock.now_ms()
     first, second = send(store), send(store)
-    mapped, descriptors = BodyMaps._map, iter(range(2))  # the first group has bodies in two files
+    mapped, descriptors = BodyMaps._map, iter(range(left))  # the first group has bodies in two files
 
     def short(maps: BodyMaps, ledger_id: int) -> memoryview:
         if next(descriptors, None) is None:
@@ -175,12 +184,40 @@ def test_a_group_whose_bodies_could_not_be_mapped_for_want_of_descriptors_and_th
         return mapped(maps, ledger_id)
 
     monkeypatch.setattr(BodyMaps, "_map", short)
-    with pytest.raises(ResourceShortage):
-        ship(store)
+    for _ in range(3):
+        with pytest.raises(ResourceShortage):
+            ship(store)
     monkeypatch.setattr(BodyMaps, "_map", mapped)
     ship(store)
     assert [raw.position for made in log_of(bucket) for raw in made.raw][-2:] == [first, second]
     assert of_copy(bucket, tmp_path / "restored", sent_ms) == sorted(SENT * 2)
+
+
+def test_what_a_copy_needs_is_put_aside_without_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that had none left stopped its store there: the checkpoint was done, and its segments half moved."""
+    directory = tmp_path / "wal"
+    directory.mkdir()
+    for number in (1, 2, 3):
+        (directory / f"{number:012d}.wal").write_bytes(b"x" * number)
+    (tmp_path / "7.bodies").write_bytes(b"bodies")
+    log = KeptLog(tmp_path, MIB)
+    log.keep_bodies(tmp_path / "7.bodies")
+    (tmp_path / "7.bodies").unlink()
+    with monkeypatch.context() as patched:
+        for name in ("open", "scandir", "listdir"):
+            patched.setattr(os, name, raising(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        assert log.keep([1, 2]) == []
+        assert log.bytes == 1 + 2 + len(b"bodies")
+        log.passed(2)
+        assert log.keep([3]) == [1]
+        log.passed_bodies(2, lambda: 1)
+        log.passed_bodies(2, lambda: 1)
+    assert {path.name for path in directory.iterdir() if path.is_file()} == {
+        "000000000001.wal",
+        "000000000002.kept",
+        "000000000003.kept",
+    }
+    assert (KeptLog(tmp_path, MIB).bytes, log.bytes) == (5, 5)
 
 
 def test_bodies_that_are_shipped_in_a_wrong_order_are_told_by_who_reads_the_copy(
