@@ -17,7 +17,6 @@ from duelog.partitions.partition import environment_path
 from duelog.store.config import MIB
 from duelog.store.env.body_file import DIRECTORY as BODIES
 from duelog.store.env.body_file import BodyMaps, BodyReader, body_files
-from duelog.store.errors import StoreUnavailable
 from duelog.store.files.directory import make_directory, remove_tree, sync_directory
 from duelog.store.wal.segment import RawGroup, SegmentReader, file_name, place_of
 from duelog.store.wal.wal_reader import DIRECTORY
@@ -234,7 +233,7 @@ class LogTail:
         if group is None:
             reader.look_again()
             group = reader.read()
-        if group is None or not group.is_intact(self._store_id):
+        if group is None or group.position != self.place or not group.is_intact(self._store_id):
             raise LogLost(f"group {reader.sequence} of segment {self._number} of the log cannot be read")
         return group
 
@@ -257,8 +256,8 @@ class LogTail:
     def take(self, until: int, most_bytes: int) -> list[RawGroup]:
         """Read groups with rows before the place `until`, at most about `most_bytes`, one at least if there is any.
 
-        REQUIRES: everything before `until` is in the log. Raises LogLost, ResourceShortage, NoPermission,
-        StoreUnavailable: for the group at `place`, and what was read before it is not lost.
+        REQUIRES: everything before `until` is in the log. Raises LogLost, OSError, ResourceShortage, NoPermission,
+        StoreUnavailable, for the group at `place`: what was read before it is not lost.
         """
         groups: list[RawGroup] = []
         size = 0
@@ -270,10 +269,10 @@ class LogTail:
                     if group.row_count:
                         groups.append(whole)
                         size += group.size
-            except (LogLost, StoreUnavailable):
+            except Exception:
                 if not groups:
                     raise
-                break  # the next call meets it again
+                break  # what was read is passed; the next call meets the error again
         return groups
 
     def rest(self) -> Iterator[RawGroup]:
