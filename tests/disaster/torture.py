@@ -1,16 +1,17 @@
 """A store on the system clock under everything at once, for as long as one likes: `make torture ARGS="--minutes 60"`.
 
-A child process sends (one by one, in batches, numbered), reschedules to 1 to 5 ms from now, cancels, receives,
-acknowledges and gives back, in several threads; beside that descriptors run short, SIGINT strikes its main thread in
-whatever it is doing, stores are closed and opened again, and the parent kills the child. What was asked and what was
-answered goes into a log, which outlives the child. At the end a child drains the store, and the log is judged:
+A child process sends (one by one, in batches, numbered), reschedules to 1 to 5 ms from now, cancels, replaces by a key
+in transactions, receives, acknowledges and gives back, in several threads; beside that descriptors run short, SIGINT
+strikes its main thread in whatever it is doing, stores are closed and opened again, and the parent kills the child, and
+restores the copy that the store ships to. What was asked and what was answered goes into a log, which outlives the
+child. At the end a child drains the store, the copy is held against it, and the log is judged:
 
 - lost: a message that was acknowledged to its sender, not cancelled, never received;
 - doubled: a message received at two positions of the main log, or twice as new by consumers of one open store;
 - early: a message received before it was due, or before every time that was asked for;
 - cancelled: a message received though it was said that it never would be;
 - stuck: a store that does not close, or does not hand out what is due;
-- raw: an error that is no DuelogError; found: what `check` finds at the end.
+- raw: an error that is no DuelogError; found: what `check` finds at the end, in a copy, or is not in that.
 
 Not a part of the suite: it takes the time that it is given, by the clock of the machine.
 """
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +31,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from duelog import DelayedStore, ManualClock, StoreConfig
+from duelog.errors import DuelogError
+from duelog.replica.bucket import Bucket
+from duelog.replica.restoring import restore
 from tests.disaster.running import module
+from tests.disaster.torture_child import PARTITION_MS, copy_of
 from tests.disaster.torture_child import main as child_main
 
 _DRAIN_S = 900
@@ -132,6 +139,7 @@ def run(directory: Path, seconds: float, seed: int) -> Counter[str]:
             _note(log, "kills")
         if child.returncode not in (0, -signal.SIGKILL):
             _note(log, "raw", f"a child ended with status {child.returncode}")
+        _restore(directory, log)
         if lives % 10 == 0:
             print(f"{lives} lives, {int(until - time.monotonic())} s to go", flush=True)
     child = _start(directory, 0, 0)
@@ -140,9 +148,46 @@ def run(directory: Path, seconds: float, seed: int) -> Counter[str]:
     except subprocess.TimeoutExpired:
         child.kill()
         _note(log, "stuck", "the store was not drained in time")
+    if _restore(directory, log) != _waiting(directory / "store"):
+        _note(log, "found", "other messages wait in the copy than in the store")
     counts = judge(log)
     counts["lives"] = lives
     return counts
+
+
+def _restore(directory: Path, log: Path) -> set[tuple[str, int, bytes]]:
+    """Restore the copy, note what `check` finds in it, and return what waits there."""
+    restored = directory / "restored"
+    bucket = Bucket(copy_of(directory))
+    if not bucket.manifests():  # a child was killed before it had made one
+        return set()
+    try:
+        restore(bucket, restored)
+        with _opened(restored) as store:
+            for finding in store.check(deep=True):
+                _note(log, "found", "restored", finding.code, finding.message)
+        return _waiting(restored)
+    except DuelogError as error:
+        _note(log, "found", "restored", str(error))
+        return set()
+    finally:
+        _note(log, "restores")
+        shutil.rmtree(restored, ignore_errors=True)
+
+
+def _waiting(path: Path) -> set[tuple[str, int, bytes]]:
+    """What waits in a store."""
+    with _opened(path) as store:
+        return {
+            (topic.name, message.due_ms, bytes(message.payload))
+            for topic in store.topics()
+            for message in store.topic(topic.name).scheduled()
+        }
+
+
+def _opened(path: Path) -> DelayedStore:
+    """Open a store at a time when nothing of it is due."""
+    return DelayedStore.open(path, StoreConfig(partition_ms=PARTITION_MS), clock=ManualClock(1))
 
 
 def _start(directory: Path, seed: int, seconds: float) -> subprocess.Popen[bytes]:

@@ -17,9 +17,16 @@ from pathlib import Path
 from duelog import DelayedStore, Message, MessageId, StoreConfig, Subscription
 from duelog.delivery.dispatcher import SubscriptionType
 from duelog.errors import DuelogError, StoreFailed
+from duelog.store.wal import write_batch
 
 TOPICS: dict[str, SubscriptionType] = {"a": "exclusive", "b": "shared", "c": "key_shared", "d": "failover"}
+PARTITION_MS = 3_000
 _STUCK_S = 60
+
+
+def copy_of(directory: Path) -> str:
+    """Where the copy of the store is."""
+    return (directory / "copy").as_uri()
 
 
 def _now_ms() -> int:
@@ -148,6 +155,23 @@ class Child:
             message_id = moved
         time.sleep(rng.random() * 0.01)
 
+    def replace(self, rng: random.Random) -> None:
+        """A message that takes the place of the one before under its key, in a transaction, and is cancelled by it."""
+        topic, key, before = rng.choice("abcd"), self.name(), ""
+        for _ in range(rng.randrange(1, 4)):
+            name, due_ms = self.name(), _now_ms() + rng.choice((400, 2_000, 60_000))
+            self.log("try", name, due_ms)
+            if before:
+                self.log("cancel", before)  # it may have fired already
+            with self.store.transaction() as transaction:
+                transaction.send(topic, name.encode(), deliver_at=due_ms, dedup_key=key, replace=True)
+                transaction.put_document(f"of/{key}", name.encode())
+            self.log("stored", [name])
+            before = name
+            time.sleep(rng.random() * 0.02)
+        self.log("cancel", before)
+        self.log("cancelled", before, self.store.topic(topic).cancel_key(key) is True)
+
     def cancel(self, rng: random.Random) -> None:
         topic = rng.choice("abcd")
         name, message_id = self.far(rng, topic, rng.randrange(1, 2_000))
@@ -205,7 +229,7 @@ class Child:
     def open(self) -> None:
         rng = self.rng
         config = StoreConfig(
-            partition_ms=3_000,
+            partition_ms=PARTITION_MS,
             preload_ms=rng.choice((0, 500, 2_000)),
             bucket_ms=rng.choice((50, 1_000)),
             snapshot_every_entries=rng.choice((50, 1_000_000)),
@@ -214,9 +238,14 @@ class Child:
             max_open_partitions=rng.choice((1, 3, 64)),
             fire_batch=rng.choice((10, 5_000)),
             ack_flush_ms=rng.choice((0, 20, 100)),
-            durability=rng.choice(("commit", "commit", "relaxed")),
+            durability=rng.choice(("commit", "commit", "relaxed", "replicated")),
             wal_bytes=rng.choice((16 << 10, 1 << 20, 64 << 20)),
             inline_delay_ms=rng.choice((0, 0, 5)),
+            replica=copy_of(self.directory),
+            replicated_timeout_ms=2_000,
+            ship_ms=rng.choice((10, 1_000)),
+            ship_bytes=rng.choice((64 << 10, 1 << 20)),
+            run_entries=rng.choice((8, 192)),
         )
         self.session += 1
         self.store = DelayedStore.open(self.directory / "store", config)
@@ -235,7 +264,7 @@ class Child:
             self.open()
             self.stopping.clear()
             work: list[Callable[[random.Random], None]] = [self.send, self.send, self.send_batch, self.send_numbered]
-            work += [self.move, self.move, self.cancel]
+            work += [self.move, self.move, self.cancel, self.replace]
             work += [self.consume(topic) for topic in "aabbcd"]
             threads = [threading.Thread(target=self.guarded(each, self.rng.randrange(1 << 30))) for each in work]
             threads.append(threading.Thread(target=self.guarded(self.run_short, self.rng.randrange(1 << 30))))
@@ -243,7 +272,7 @@ class Child:
             for thread in threads:
                 thread.start()
             end = min(self.until, time.monotonic() + self.rng.uniform(4, 20))
-            mine = [self.send, self.send_batch, self.move, self.cancel, self.consume("c"), self.consume("b"), self.tick]
+            mine = [*work[1:3], *work[5:8], self.consume("c"), self.consume("b"), self.tick]
             while time.monotonic() < end and not self.stopping.is_set():
                 self.once(self.rng.choice(mine), self.rng)
             self.stopping.set()
@@ -280,6 +309,7 @@ class Child:
 
 def main(directory: Path, seed: int, seconds: float) -> int:
     """Live for so many seconds; 0: drain the store."""
+    write_batch.LARGE_BYTES = 400  # bodies of runs lie in files of their own
     child = Child(directory, seed, seconds)
     faulthandler.enable()
     try:
