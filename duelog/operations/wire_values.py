@@ -422,7 +422,7 @@ def _read_other(data: bytes, others: Sequence[Any]) -> Any:
 
 
 _READERS: dict[int, Callable[[bytes, Sequence[Any]], Any]] = {
-    ID: lambda data, _: MessageId(*map(int, msgpack.unpackb(data))),
+    ID: lambda data, _: MessageId(*map(int, unpack(data))),
     IDS: _read_ids,
     ID_COLUMNS: lambda data, _: MessageIds(_triples(unpack(data))),
     MESSAGES: _read_messages,

@@ -15,6 +15,7 @@ from ..codec.format import is_run_of, run_key
 from ..codec.run import ReadBodies, Run
 from ..env.memtable import Reads, UnappliedRun, read_bodies, unapplied_runs
 from ..errors import CorruptEntry
+from ..position import ENTRY_MASK
 
 _first, _limit = attrgetter("first"), attrgetter("limit")
 
@@ -108,6 +109,8 @@ class RunFinder:
     def _find(self, ledger_id: int, entry_id: int) -> Run | None:
         cursor = self._cursor
         self._last = None
+        if not 0 <= entry_id < ENTRY_MASK:  # a caller may ask for any id
+            return None
         after = run_key(ledger_id, entry_id + 1)  # entry ids end below the largest number of 32 bits
         if not (cursor.prev() if cursor.set_range(after) else cursor.last()):
             return None

@@ -245,7 +245,10 @@ def test_a_taken_subscription_is_refused(topic: Topic, reader: Subscription) -> 
 
 def test_ids_that_no_message_has_are_no_error(topic: Topic) -> None:
     """A message may be gone: nothing is found, nothing cancelled, nothing moved."""
-    for message_id in (MessageId(10**9, 0), MessageId(1, 10**6), MessageId(0, 0)):
+    for message_id in (
+        MessageId(10**9, 0), MessageId(1, 10**6), MessageId(0, 0), MessageId(1, 1 << 32), MessageId(1, -1),
+        MessageId(2, 1 << 63), MessageId(1, 1 << 70), MessageId(1 << 70, 0),
+    ):  # fmt: skip
         assert topic.get(message_id) is None
         assert topic.cancel(message_id) is False
         assert topic.reschedule(message_id, deliver_after=5) is None
