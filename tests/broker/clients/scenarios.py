@@ -237,6 +237,7 @@ def delays(client: Any) -> None:
         due_ms = int(start * 1_000) + after_ms
         producer.send(b"%d" % due_ms, deliver_at=due_ms)
     producer.send(b"0")
+    ahead = time.time() * 1_000 < int(start * 1_000) + 300
     producer.send(b"%d" % int(time.time() * 1_000 + 1_200), deliver_after=timedelta(seconds=1.2))
     found: dict[Any, list[int]] = {each: [] for each in (*consumers, reader)}
     early = []
@@ -252,7 +253,10 @@ def delays(client: Any) -> None:
     run_threads(*(partial(collect, each) for each in found))
     assert not early
     assert [len(each) for each in found.values()] == [5] * 5
-    assert all(each == sorted(each) for each in found.values()), found
+    for each in found.values():
+        assert not ahead or each[0] == 0, found  # on a machine at work, one is due before this is sent
+        each.remove(0)
+        assert each == sorted(each), found
 
 
 def batches(client: Any) -> None:
