@@ -31,9 +31,11 @@ from duelog.opening import recover
 from duelog.replica import manifest_files, set_aside
 from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
 from duelog.replica.following import Standby, failure_of, serve_at
+from duelog.replica.identity import read_shipped
 from duelog.replica.log_object import FENCE, HEARTBEAT, RESIGNED, LogObject, unpack
 from duelog.replica.log_writer import LogWriter
 from duelog.replica.manifest import read_manifest
+from duelog.replica.pruning import made_by
 from duelog.replica.replica_status import aside_of
 from duelog.replica.restoring import MARK, GapFound, Restoring, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
@@ -143,6 +145,7 @@ def test_a_standby_takes_over_with_all_that_was_shipped(bench: Bench) -> None:
     bench.bucket.is_down = False
     bench.take_over(follower)
     with bench.open("two") as second:
+        assert not present(read_shipped(second.path, URL)).new_line  # the next opening passes over no more ids
         assert waiting(second) == {b"0", b"1", b"2"}
         assert second.topic("a").send(b"new", deliver_after=DAY_S) not in (*ids, lost)
         ship(second)
@@ -1162,6 +1165,7 @@ def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(bench: Bench) 
             bench.ship(b"%d" % next(numbers))
             bench.leader._engine.writer().apply_all()
 
+    bench.send(b"%d" % next(numbers), days=2)  # in a day that nothing is appended to afterwards
     ship_more(1)
     manifested(bench.leader)
     follower = bench.follow("two")
@@ -1175,6 +1179,8 @@ def test_a_new_leader_takes_no_file_of_the_one_before_for_its_own(bench: Bench) 
     bench.take_over(follower)
     with bench.open("two") as second:
         manifested(second)
+        newest = read_manifest(bench.bucket, bench.bucket.manifests()[-1])
+        assert {made_by(2) in file.name for file in newest.files} == {True}
     restored(bench.bucket, bench.path / "restored")
     with DelayedStore.open(bench.path / "restored", clock=bench.clock) as store:
         assert waiting(store) == {b"%d" % number for number in range(next(numbers))}
