@@ -23,7 +23,7 @@ from duelog.markers.pending_entries import Outcome
 from duelog.store.codec.body import EncodedBatch, encode_send
 from duelog.store.codec.sent_ids import sent_key
 from duelog.store.duration import Duration
-from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict
+from duelog.store.errors import DocumentChanged, DuelogError, InvalidArgument, TransactionConflict, checked_list
 from duelog.store.held import Held
 from duelog.store.log import documents
 from duelog.store.message import AnyId, Dedup, ReceivedMessage, asked_due_ms, checked_dedup_key, id_of
@@ -216,7 +216,8 @@ class Transaction:
         self._check_begun()
         if consumer is not None and not isinstance(consumer, Subscription):
             raise InvalidArgument("consumer", consumer, "expected a Subscription")
-        given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
+        several = [messages] if isinstance(messages, ReceivedMessage) else messages
+        given = checked_list("messages", several, "received messages")
         for at, message in enumerate(given):
             if not isinstance(message, ReceivedMessage):
                 raise InvalidArgument(f"messages[{at}]", message, "expected a received message")

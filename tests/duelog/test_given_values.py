@@ -142,3 +142,11 @@ def test_a_payload_of_a_transaction_is_refused_as_of_a_send(store: DelayedStore)
     with pytest.raises(InvalidMessage) as caught, store.transaction() as transaction:
         transaction.send("t", "text")  # type: ignore[arg-type]
     assert caught.value.field == "payload"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", object()], ids=["None", "5", "bytes", "object"])
+def test_what_is_no_received_message_is_refused_by_a_transaction(store: DelayedStore, wrong: Any) -> None:
+    """By its name, and not for being no sequence."""
+    with pytest.raises(InvalidArgument) as caught, store.transaction() as transaction:
+        transaction.ack(wrong)
+    assert caught.value.field == "messages"
