@@ -2,7 +2,7 @@
 
 Whoever makes the log goes by one promise of the store, that of two creators of a name one is refused. An append ends in
 one of three ways: it is stored (`append` returns), the number is taken (AlreadyThere), or nobody knows (Unreachable);
-`Shipping` settles the last two. The client does not try an append again by itself.
+`LogWriter` settles the last two. The client does not try an append again by itself.
 """
 
 from __future__ import annotations

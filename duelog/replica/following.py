@@ -168,6 +168,7 @@ class Standby:
         """Apply what is new; True once this directory leads: open it.
 
         Raises ReplicaUnreachable: nothing is known. ReplicaRefused, ReplicaDamaged: the copy cannot be restored.
+        StoreFull: a later call goes on once there is space.
         """
         with explained(self._path):
             last = self._read_on(lists=False)
