@@ -57,6 +57,7 @@ class Subscription(InThreads[duelog.Subscription]):
     active = Same[bool]()
     paused = Same[bool]()
     max_in_flight = Same[int]()
+    hands_alike = Same[bool]()
     held = Same[int]()
 
     @explained_by(duelog.Subscription.receive)

@@ -39,7 +39,7 @@ _OFFERED: dict[str, dict[Right, str]] = {
     "SubscriptionAdmin": {_CONSUME: "peek* skip expire reset pause* resume* stats* tasks*"},
     "Subscription": {
         _CONSUME: "receive* ack* ack_cumulative* nack extend* nack_all retry_later dead_letter seek pause* resume* "
-        "stats* active* paused* max_in_flight* held* holds report_task* close*"
+        "stats* active* paused* max_in_flight* hands_alike* held* holds report_task* close*"
     },
 }
 """Names by class and right; over TCP what is the whole store's takes ADMIN, whatever it is here.
