@@ -98,8 +98,10 @@ class Reading:
         return True
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
-        gate = self._gate
-        gate.inside.pop(self._token, None)
+        try:
+            gate = self._gate
+        finally:  # an interrupt may come as this begins
+            self._gate.inside.pop(self._token, None)
         if gate.wanted:
             gate.notify()
 
@@ -138,8 +140,11 @@ class Alone:
         return not {*gate.inside.values(), *(gate.wanted.get(each, own) for each in before)} - {own}
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
-        self._gate.wanted.pop(self._token, None)
-        self._gate.notify()
+        try:
+            gate = self._gate
+        finally:
+            self._gate.wanted.pop(self._token, None)
+        gate.notify()
 
     def __del__(self) -> None:
         self._gate.wanted.pop(self._token, None)
