@@ -31,6 +31,7 @@ from ..store.codec.format import PartitionRecord, PartitionState, Table
 from ..store.codec.frontier import HELD, FrontierRecord
 from ..store.codec.run import Int64s, RunKind, RunLimits, fields_of_message
 from ..store.codec.sent_ids import IN_MAIN
+from ..store.env.memtable import Reads
 from ..store.env.reader_gate import Reading
 from ..store.env.transaction import Transaction
 from ..store.errors import BrokenInvariant, CorruptEntry, DamagedStore
@@ -254,7 +255,8 @@ class PendingEntries:
                                 read[row] = body
         if conditional:
             with self._main.read() as main:
-                never = BitMap(conditional) - cancellations.members(main, Table.ADMITTED, ledger_id)
+                admitted = cancellations.members_near(main, Table.ADMITTED, ledger_id, conditional)
+            never = BitMap(conditional) - admitted
             kept = [at for at, entry_id in enumerate(entries) if entry_id not in never]
             there, entries, dues = ([column[at] for at in kept] for column in (there, entries, dues))
         return FoundEntries(partition, ledger_id, there, entries, dues, read, unreadable)
@@ -268,7 +270,7 @@ class PendingEntries:
                 if found.partition.state is not PartitionState.OPEN and _gone(get, found):
                     continue
                 fired = self._fired(get, topic_id, found)
-                cancelled = cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+                cancelled = _cancelled(raw, found)
                 for row, entry_id in zip(found.rows, found.entries, strict=True):
                     if entry_id in cancelled:
                         states[row] = Outcome.ALREADY_CANCELLED
@@ -298,7 +300,7 @@ class PendingEntries:
                 entries, dues = np.array(found.entries, dtype=np.uint32), np.array(found.dues, dtype=np.int64)
                 if not frontier.has_fired(entries, dues)[0]:
                     continue
-                last, cancelled = frontier.last_marker, cancellations.members(raw, Table.CANCELLED, found.ledger_id)
+                last, cancelled = frontier.last_marker, _cancelled(raw, found)
                 if last is not None and found.entries[0] not in cancelled:
                     return found.dues[0], last
         return None
@@ -313,7 +315,7 @@ class PendingEntries:
             return
         rows, entries = found.rows, found.entries
         fired = self._fired(transaction.get, topic_id, found)
-        known = cancellations.members(transaction.raw, Table.CANCELLED, found.ledger_id) if fired else _NONE
+        known = _cancelled(transaction.raw, found) if fired else _NONE
         wanted = bitmap(entries) - fired if fired else bitmap(entries)
         fresh = cancellations.add(transaction, Table.CANCELLED, found.ledger_id, wanted)
         unused = set(fresh)
@@ -403,6 +405,10 @@ class PendingEntries:
             listeners = self._storage.listeners
             transaction.after_commit(partial(tell, listeners, StoreListener.admitted, new.log.topic_id, pending))
         return first
+
+
+def _cancelled(raw: Reads, found: FoundEntries) -> BitMap:
+    return cancellations.members_near(raw, Table.CANCELLED, found.ledger_id, found.entries)
 
 
 def _gone(get: Get, found: FoundEntries) -> bool:

@@ -6,6 +6,8 @@ were cancelled or replaced. ADMITTED holds the conditional entries whose resched
 is not in it never fires.
 """
 
+from collections.abc import Iterable
+
 from pyroaring import BitMap
 
 from ..store.codec import format as fmt
@@ -23,6 +25,16 @@ def members(raw: Reads, table: Table, ledger_id: int) -> BitMap:
     for _, fields in catalog.rows(raw, fmt.block_prefix(table, ledger_id)):
         entries |= BitMap.deserialize(fields)
     return entries
+
+
+def members_near(raw: Reads, table: Table, ledger_id: int, entries: Iterable[int]) -> BitMap:
+    """Read those that `table` holds in the blocks of some entries of a log. O(those blocks). Raises CorruptRecord."""
+    found = BitMap()
+    for block in {entry_id >> BLOCK_BITS for entry_id in entries}:
+        fields = catalog.fields_of(raw, fmt.block_key(table, ledger_id, block))
+        if fields is not None:
+            found |= BitMap.deserialize(fields)
+    return found
 
 
 def add(transaction: Transaction, table: Table, ledger_id: int, entries: BitMap) -> BitMap:

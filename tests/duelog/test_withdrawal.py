@@ -8,6 +8,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Outcome, StoreConfig, Subscription, Topic
 from duelog.errors import StoreFull
 from duelog.markers.pending_entries import PendingEntries
+from duelog.partitions import cancellations
 from duelog.store.codec.format import counter_key
 from duelog.store.env.environment import Environment
 from duelog.store.log import catalog
@@ -49,6 +50,26 @@ def test_a_cancellation_in_a_day_far_away_opens_nothing(
         assert store._engine.storage.partitions.open_count() == opened
         clock.advance(3 * 3_600_000)
         assert [message.payload for message in consumer.receive(10)] == [b"2", b"3"]
+
+
+@pytest.mark.inside
+def test_what_has_become_of_a_message_is_asked_of_its_own_block_of_cancellations(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log has three blocks; all were read for each state, key, and message that is rescheduled again."""
+    ids = topic.send_payloads([b"x"] * (2 * 65_536 + 2), deliver_after=7_200)
+    topic.cancel_batch([ids[0], ids[70_000], ids[-1]])
+    moved = topic.reschedule(ids[1], deliver_after=7_200)
+    assert moved is not None
+    monkeypatch.setattr(cancellations, "members", None)
+    asked = [ids[0], ids[2], ids[70_000], ids[70_001], ids[-2], ids[-1], moved]
+    states = ["cancelled", "scheduled", "cancelled", "scheduled", "scheduled", "cancelled", "scheduled"]
+    assert [topic.state(each) for each in asked] == states
+    assert topic.reschedule(moved, deliver_after=7_200) is not None
+    assert topic.cancel_batch([moved, ids[70_000], ids[2]]) == [
+        Outcome.ALREADY_CANCELLED, Outcome.ALREADY_CANCELLED, Outcome.CANCELLED,
+    ]  # fmt: skip
+    monkeypatch.undo()
 
 
 def test_what_is_cancelled_as_its_day_begins_to_load_does_not_fire(
