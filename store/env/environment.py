@@ -12,6 +12,7 @@ Guards (docs/design.md, "What LMDB demands"): begin and commit happen in one thr
 refused; a commit that raised is in doubt and closes the environment for writing.
 """
 
+import gc
 import os
 import threading
 import time
@@ -280,6 +281,8 @@ class Environment:
         return self.log.change(work, alone=alone, makes_space=makes_space)
 
     def _refuse_inside_read(self) -> None:
+        if self._gate.held:
+            gc.collect()  # it may be the garbage of a read that was interrupted as it ended
         if self._gate.held:
             raise BrokenInvariant(f"{self.name}: write inside a read transaction")
 
