@@ -349,7 +349,7 @@ def test_figures_at_a_shell_are_those_that_the_program_has_in_memory(taken: Dela
 
 
 BAD: list[tuple[list[str], str]] = [
-    (["seek", "t", "mailer"], "--to=[]: expected one of --to, --due and --published"),
+    (["seek", "t", "mailer"], "--to: expected one of --to, --due and --published"),
     (["seek", "t", "mailer", "--to", "latest", "--due", "0"], "expected one of"),
     (["seek", "t", "mailer", "--due", "tomorrow"], "--due='tomorrow'"),
     (["skip", "t", "mailer"], "Missing option '--max'"),
