@@ -16,8 +16,8 @@ A directory that was the leader's, and meets a higher epoch, is set aside first 
 
 import logging
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from duelog.delayed_store import DelayedStore
@@ -30,10 +30,11 @@ from duelog.store.errors import (
     ReplicaDamaged,
     ReplicaRefused,
     ReplicaUnreachable,
+    StoreUnavailable,
 )
 from duelog.store.files.directory import move
 from duelog.store.files.system_calls import since_boot_s
-from duelog.store.files.system_errors import explained
+from duelog.store.files.system_errors import explained, out_of_space
 from duelog.store.limited_log import LimitedLog
 from duelog.store.wal.segment import place_of
 
@@ -133,7 +134,7 @@ class Standby:
         One that led, and does no more, is set aside. Raises ReplicaUnreachable, ReplicaRefused, InvalidArgument,
         StoreFull.
         """
-        with explained(self._path):
+        with self._explained():
             return self._begin(self._path, self._bucket)
 
     def _begin(self, path: Path, bucket: Bucket) -> bool:
@@ -170,7 +171,7 @@ class Standby:
         Raises ReplicaUnreachable: nothing is known. ReplicaRefused, ReplicaDamaged: the copy cannot be restored.
         StoreFull: a later call goes on once there is space.
         """
-        with explained(self._path):
+        with self._explained():
             last = self._read_on(lists=False)
             if last is not None and self._has_passed(last):
                 last = self._read_on(lists=True)  # what is missing is not the end
@@ -184,6 +185,21 @@ class Standby:
             except BaseException:
                 self._writer = None  # another standby may do it
                 raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise as `explained`, and StoreFull for what LMDB calls an error of the disk where there is no space.
+
+        Nothing is in doubt then: what was being applied is recovered as after a crash.
+        """
+        try:
+            with explained(self._path):
+                yield
+        except StoreUnavailable as error:
+            full = out_of_space(self._path.parent, error)
+            if full is None:
+                raise
+            raise full from error
 
     def beat(self) -> None:
         """Renew the lease if it is time, while `step` makes the store that leads, or it is being opened.

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +27,7 @@ from duelog.errors import (
     StoreFailed,
     StoreFull,
     StoreLocked,
+    StoreUnavailable,
 )
 from duelog.opening import recover
 from duelog.replica import manifest_files, set_aside
@@ -576,6 +578,26 @@ def test_a_standby_that_finds_nothing_behind_the_manifest_knows_who_leads(bench:
     assert bench.bucket.numbers()[-1] == newest.seq == newest.first - 1
     follower = bench.follow("two")
     assert (follower.epoch, present(follower.leader).lease_ms) == (1, LEASE_MS)
+    bench.take_over(follower)
+    assert bench.waiting("two") == {b"1"}
+
+
+@pytest.mark.parametrize(("free", "error"), [(0, StoreFull), (1 << 30, StoreUnavailable)])
+def test_a_write_of_a_standby_that_is_cut_short_is_a_full_disk_where_there_is_no_space(
+    bench: Bench, free: int, error: type[DuelogError]
+) -> None:
+    """LMDB calls it an error of the disk; with space it is one, and ends the process."""
+    follower = bench.follow("two")
+    bench.ship(b"1")
+    space = SimpleNamespace(f_bavail=free, f_frsize=1)
+    cut_short = raising(StoreUnavailable(bench.path, "Input/output error", errno.EIO))
+    with (
+        patch("duelog.store.files.system_errors.os.statvfs", lambda path: space),
+        patch("duelog.replica.restoring.recover", cut_short),
+        pytest.raises(error),
+    ):
+        follower.step()
+    assert not follower.step()
     bench.take_over(follower)
     assert bench.waiting("two") == {b"1"}
 
