@@ -446,8 +446,9 @@ class RawGroup(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of all of it."""
-        size = len(self.content)
-        return size + sum([each.length for each in self.apart]) + sum(map(len, self.bodies))
+        if not self.apart and not self.bodies:  # as most have none
+            return len(self.content)
+        return len(self.content) + sum([each.length for each in self.apart]) + sum(map(len, self.bodies))
 
     def is_intact(self, store_id: bytes) -> bool:
         """Return whether its bytes are those that were written; the bodies that it names are not looked at."""
