@@ -236,7 +236,7 @@ def group_in_parts() -> None:
         def one_by_one(self: Any, rows: Any, *, flush: bool) -> Any:
             parts = [GroupContent.of([row]) for row in single_rows(rows.rows())]
             numbered = any(row.kind == RowKind.UNITE and row.key[0] == Table.SEQUENCE for row in rows.rows())
-            if numbered or not self._active.fits(sum(part.size for part in parts)):
+            if numbered or not self.active.fits(sum(part.size for part in parts)):
                 return append(self, rows, flush=flush)
             for part in parts[:-1]:
                 append(self, part, flush=flush)
