@@ -6,6 +6,7 @@ the latest, and an entry of 2^64-1 for none.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import NamedTuple, cast
 
 from ...delivery.consumer_arguments import Failover
@@ -102,7 +103,15 @@ def message_in_chunks(payload: bytes, _: str | None = None) -> Parts | None:
     return Parts(f"{metadata.producer_name} {metadata.sequence_id}")
 
 
-_TOGETHER = KeyShared(message_in_chunks)
+def may_be_in_chunks(payloads: Sequence[bytes]) -> bool:
+    """Return False if no stored message is a part of another one: most polls have none, and each message would cost."""
+    try:
+        return any(flags & entry.CHUNK for flags in set(map(itemgetter(1), payloads)))
+    except IndexError:  # a program sent it
+        return True
+
+
+_TOGETHER = KeyShared(message_in_chunks, may_order=may_be_in_chunks)
 
 
 def detach(engines: Sequence[Subscription], failed: bool) -> None:

@@ -145,6 +145,7 @@ class KeyOrder(DeliveryOrder):
         if before is not None:
             self._anyone = before._anyone
         self._order_by = how.order_by
+        self._may_order = how.may_order
         self._in_order = not how.out_of_order
         self._max_kept_back = max_kept_back
         self._slots = KeySlots()
@@ -197,6 +198,8 @@ class KeyOrder(DeliveryOrder):
         return min(count, self._max_kept_back - len(self._kept_back))
 
     def admit(self, consumer_id: int, messages: ReceivedMessages) -> ReceivedMessages:
+        if self._may_order is not None and not self._may_order(messages.payloads):
+            return messages
         names = self._names(messages)
         if names.count(None) == len(names):
             return messages

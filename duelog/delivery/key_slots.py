@@ -49,8 +49,9 @@ class KeyShared:
     of numbers within 0 to 65,535 that are this consumer's, of numbers modulo 65,536; the number of a text is its
     BLAKE2b hash (8 bytes, big-endian). What is in no consumer's range waits for one. None: the consumers share all
     numbers out among themselves. out_of_order: the messages of a key go to its owner while another
-    consumer holds earlier ones, so that a key moves at once. All consumers of a subscription have the same `order_by`
-    and `out_of_order`, and either all have ranges, none of which overlap, or none has.
+    consumer holds earlier ones, so that a key moves at once. may_order: given the payloads of some messages, False if
+    `order_by` gives None for each of them, which is quicker than to ask it of each. All consumers of a subscription
+    have the same `order_by` and `out_of_order`, and either all have ranges, none of which overlap, or none has.
 
     A shared subscription takes `order_by` alone: messages for which it gives the same go to one consumer at a time, in
     order, all others to any. Consumers that name none leave that to those that do.
@@ -59,10 +60,13 @@ class KeyShared:
     order_by: OrderBy | None = None
     ranges: Ranges | None = None
     out_of_order: bool = False
+    may_order: Callable[[Sequence[bytes]], bool] | None = None
 
     def __post_init__(self) -> None:
-        if self.order_by is not None and not callable(self.order_by):
-            raise InvalidArgument("order_by", self.order_by, "expected something to be called, or None")
+        for name in ("order_by", "may_order"):
+            called = getattr(self, name)
+            if called is not None and not callable(called):
+                raise InvalidArgument(name, called, "expected something to be called, or None")
         if not isinstance(self.out_of_order, bool):
             raise InvalidArgument("out_of_order", self.out_of_order, "expected a bool")
         if self.ranges is not None:

@@ -60,7 +60,7 @@ _BARE = {(*(None for _ in _SENT[:-1]), False)}
 """Fields of a message that has none."""
 _UNSAID = {type(None), bool}
 """Types of fields that say nothing where none is True."""
-_CALLED = {"choose", "on_change", "order_by"}
+_CALLED = {"choose", "may_order", "on_change", "order_by"}
 """Fields of `Failover` and `KeyShared` that are functions."""
 _RARE = ("first_try", "expires_ms", "occurrence", "failure")
 _MOST_KEPT = 1 << 16
