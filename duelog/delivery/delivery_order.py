@@ -198,8 +198,10 @@ class KeyOrder(DeliveryOrder):
         return min(count, self._max_kept_back - len(self._kept_back))
 
     def admit(self, consumer_id: int, messages: ReceivedMessages) -> ReceivedMessages:
-        if self._may_order is not None and not self._may_order(messages.payloads):
-            return messages
+        if self._may_order is not None:
+            with suppress(Exception):
+                if not self._may_order(messages.payloads):
+                    return messages
         names = self._names(messages)
         if names.count(None) == len(names):
             return messages

@@ -2,6 +2,7 @@
 
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_arguments_that_cannot_be_are_named(topic: Topic) -> None:
     for ranges in bad:
         with pytest.raises(InvalidArgument, match=r"^ranges="):
             KeyShared(ranges=ranges)
-    for field in ("order_by", "out_of_order"):
+    for field in ("order_by", "may_order", "out_of_order"):
         with pytest.raises(InvalidArgument, match=f"^{field}="):
             KeyShared(**{field: 1})  # type: ignore[arg-type]
     for useless in (KeyShared(), KeyShared(ranges=[(1, 2)]), KeyShared(out_of_order=True)):
@@ -97,6 +98,32 @@ def test_a_shared_subscription_keeps_messages_together_that_a_consumer_names(top
         assert [each[1:] for each in mine] == [b"2", b"3", b"4"]
     assert all(found)
     assert sum(map(len, found)) == 2 + 36
+
+
+@pytest.mark.inside
+def test_each_message_is_asked_for_its_name_only_where_some_may_have_one(topic: Topic) -> None:
+    """Where that cannot be told, as the question itself raises, each is asked."""
+    asked = list[bytes]()
+
+    def name(payload: bytes, _: str | None) -> str | None:
+        asked.append(payload)
+        return "a" if payload[:1] == b"a" else None
+
+    def may_order(payloads: Sequence[bytes]) -> bool:
+        return 1 // payloads.count(b"0") < 0 or any(payload[:1] == b"a" for payload in payloads)
+
+    one, other = (
+        topic.subscribe("s", type="shared", key_shared=KeyShared(name, may_order=may_order)) for _ in range(2)
+    )
+    topic.send_batch([Message(text) for text in (b"0", b"1", b"2")])
+    assert len(received(one)) == 3
+    assert asked == []
+    topic.send_batch([Message(text) for text in (b"0", b"a1", b"a2")])
+    assert sorted(received(one) + received(other)) == [b"0", b"a1", b"a2"]
+    assert len(asked) == 3
+    topic.send_batch([Message(text) for text in (b"4", b"a5")])
+    assert sorted(received(one) + received(other)) == [b"4", b"a5"]
+    assert len(asked) == 5
 
 
 @pytest.mark.inside
