@@ -98,7 +98,7 @@ MUTANTS = {
     "bodies_not_flushed": ("power_work", 48, "relaxed", "wal.after", 3),
     "body_file_without_a_name": ("power_work", 48, "commit", "wal.after", 1),
     "group_in_parts": ("power_work", 48, "commit", "wal.ended", 1),
-    "transaction_in_parts": ("power_work", 48, "commit", "wal.after", 1),
+    "transaction_in_parts": ("power_work", 200, "commit", "wal.after", 1),
     "fires_before_sync": ("power_work", 48, "relaxed", "fire.before", 1),
     "applies_before_the_log": ("power_work", 240, "relaxed", None, 1),
     "letter_apart": ("power_letters", 64, "commit", None, 1),
