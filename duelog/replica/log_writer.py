@@ -104,7 +104,7 @@ class LogWriter:
         return self.succeeded_s + self.lease_ms / BEATS / 1000
 
     def heartbeat(self, time_ms: int) -> tuple[LogObject, Parts]:
-        """What is pending: a heartbeat, where nothing was."""
+        """The object that is pending: a heartbeat, where nothing was."""
         if self.pending is None:
             self.pending = self.packed(time_ms, kind=HEARTBEAT)
         return self.pending
