@@ -351,7 +351,8 @@ class Transaction:
         """Take what the operations need, in the order that all calls take it in, and make their units of work."""
         engine, units = self._engine, _Units()
         now_ms = engine.clock.now_ms()
-        topics = {each.topic: engine.topics.get_or_create(each.topic, now_ms) for each in self._sends}
+        names = list({each.topic: None for each in self._sends})
+        topics = dict(zip(names, engine.topics.get_or_create_all(names, now_ms), strict=True))
         keys: dict[int, bytes] = {}
         for at, each in enumerate(self._sends):
             if each.dedup is not None:

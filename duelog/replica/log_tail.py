@@ -48,9 +48,8 @@ class KeptLog:
         self._directory = path / DIRECTORY
         self._most_bytes = most_bytes
         self._needed = 0
-        aside = sorted((int(file.stem), file.stat().st_size) for file in self._directory.glob("*.kept"))
-        self._aside = dict(aside)
-        """Bytes of the segments that are put aside, by number, ascending."""
+        self._aside = {int(file.stem): file.stat().st_size for file in self._directory.glob("*.kept")}
+        """Bytes of the segments that are put aside, by number."""
         self._links = set(body_files(self._directory).values())
         """Second names of body files."""
         self._removed: dict[Path, int] = {}
@@ -60,18 +59,23 @@ class KeptLog:
         """True once segments were given up since they took more than `most_bytes`."""
 
     def keep(self, numbers: Iterable[int]) -> list[int]:
-        """Put aside those of applied segments that are needed; the others, which may be used again."""
+        """Put aside those of applied segments that are needed; the others, which may be used again.
+
+        A call that was broken off may be made again; a power cut may take renames back: opening does them again.
+        """
         numbers = list(numbers)
         with self._lock:
             free = [number for number in numbers if number < self._needed]
             kept = [number for number in numbers if number >= self._needed]
-            for number in self._passed():  # a power cut may take renames back: opening does them again
-                os.rename(self._directory / _kept_name(number), self._directory / file_name(number))
+            for number in self._passed():
+                with suppress(FileNotFoundError):
+                    os.rename(self._directory / _kept_name(number), self._directory / file_name(number))
                 del self._aside[number]
                 free.append(number)
             for number in kept:
                 aside = self._directory / _kept_name(number)
-                os.rename(self._directory / file_name(number), aside)
+                with suppress(FileNotFoundError):
+                    os.rename(self._directory / file_name(number), aside)
                 self._aside[number] = aside.stat().st_size
             if self.bytes > self._most_bytes:
                 self.lost = True
@@ -142,7 +146,7 @@ class KeptLog:
 
     def _passed(self) -> list[int]:
         """The segments that are put aside and not needed any more, ascending."""
-        return [number for number in self._aside if number < self._needed]
+        return sorted(number for number in self._aside if number < self._needed)
 
     def _remove_all(self) -> None:
         for number in self._aside:

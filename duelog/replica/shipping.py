@@ -476,8 +476,21 @@ class Shipping:
                     self._put(*self.writer.heartbeat(self._clock.now_ms()))
                 return
             except PutBefore:
-                self._tail, self.writer.pending = None, None
-                self._marks.clear()
+                self.writer.pending = None
+                self._attach_again()
+            except Exception:
+                raise
+            except BaseException:  # an interrupt: what was taken from the log may be in no object
+                if self.writer.pending is None:
+                    self._attach_again()
+                raise
+
+    def _attach_again(self) -> None:
+        """Have the end of the log in the bucket be looked for once more, and the log be read on from there."""
+        if self._tail is not None:
+            self._tail.close()
+        self._tail = None
+        self._marks.clear()
 
     def _beat_at_s(self) -> float:
         return 0.0 if self._address_is_new else self.writer.beat_at_s
@@ -605,20 +618,17 @@ class Shipping:
     # -- the log -----------------------------------------------------------------------------------
 
     def _ship(self) -> None:
-        source, end = self._the_source(), self.writer.end
+        source, writer = self._the_source(), self.writer
+        end = writer.end
         self._mark(source)
-        while self.writer.pending is not None or (self._marks and not self._stopping):
-            if self.writer.pending is None:
-                self.writer.pending = self._next_object()
-                if self.writer.pending is None:
+        while writer.pending is not None or (self._marks and not self._stopping):
+            if writer.pending is None:
+                writer.pending = self._next_object()
+                if writer.pending is None:
                     continue
-            self._put(*self.writer.pending)
+            self._put(*writer.pending)
             self._is_reached()
-        if (
-            self._tail is not None
-            and self.writer.pending is None
-            and (self.writer.end == end or self.writer.end >> 32 != end >> 32)
-        ):
+        if self._tail is not None and writer.pending is None and (writer.end == end or writer.end >> 32 != end >> 32):
             self.kept.passed_bodies(self._tail.place, source.next_place)  # now and then: it looks at each of them
         self._note_waiting()
 
@@ -627,14 +637,10 @@ class Shipping:
 
         Behind a gap of the log, and at its beginning, nothing can be restored before there is a manifest.
         """
-        if (
-            self._tail is not None
-            and self.writer.pending is None
-            and self.manifest is not None
-            and not self._begins_anew
-        ):
+        tail, may_be_restored = self._tail, self.manifest is not None and not self._begins_anew
+        if tail is not None and self.writer.pending is None and may_be_restored:
             with self._wake:
-                self._reached = self._tail.place
+                self._reached = tail.place
                 self._tell(self._reached)
 
     def _mark(self, source: WalSegments) -> None:
@@ -741,9 +747,8 @@ class Shipping:
         if self.manifest is None or self._begins_anew or self._manifest_bytes >= MANIFEST_BYTES:
             return True
         age_ms = max(self._clock.now_ms() - self.manifest.taken_ms, 1000 * (self.writer.elapsed() - self._manifest_s))
-        return (
-            self.writer.seq > self.manifest.seq and age_ms >= MANIFEST_MS
-        )  # by the store's clock, or though that went back
+        is_old = age_ms >= MANIFEST_MS  # by the store's clock, or though that went back
+        return is_old and self.writer.seq > self.manifest.seq
 
     def make_manifest(self) -> None:
         """Have the next step make a manifest, whether it is time or not."""

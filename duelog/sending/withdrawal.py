@@ -160,9 +160,8 @@ class Withdrawals:
     def fire_now(self, topic: TopicState, message_id: AnyId, now_ms: int) -> MessageId | None:
         """Make a message due now, whatever the delay policies. Returns its new id."""
         with Held() as held:
-            return self._main.write(self.rescheduling(held, topic, [id_of(message_id)], None, now_ms, policies=False))[
-                0
-            ]
+            work = self.rescheduling(held, topic, [id_of(message_id)], None, now_ms, policies=False)
+            return self._main.write(work)[0]
 
     def rescheduling(
         self,

@@ -39,7 +39,7 @@ class EnvironmentBatch(Transaction):
 
     @property
     def raw(self) -> ReadTransaction:
-        """A view of the environment, with the small records of the units of work so far."""
+        """There is none: who appends to a partition knows the end of its logs from memory."""
         raise BrokenInvariant("a group reads a partition")
 
     @property

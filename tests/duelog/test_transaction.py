@@ -126,6 +126,15 @@ def test_an_exception_in_the_block_stores_nothing(store: DelayedStore, topic: To
             call()
 
 
+def test_the_topics_that_a_transaction_sends_to_are_made_in_one_group(store: DelayedStore) -> None:
+    """Each would wait for the disk, and a disk that is full amid them would leave some."""
+    before = store._engine.writer().counts.commits
+    with store.transaction() as transaction:
+        for number in range(20):
+            transaction.send(f"new-{number % 10}", b"x", deliver_after=3_600)
+    assert store._engine.writer().counts.commits - before == 3  # the ids of the day's ledgers, too
+
+
 def test_an_empty_transaction_writes_nothing(store: DelayedStore) -> None:
     """It is no error."""
     before = records(store)

@@ -9,7 +9,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -194,6 +194,25 @@ def test_every_group_is_in_the_copy_though_descriptors_run_out_as_the_log_is_rea
     assert [raw.position for made in log_of(bucket) for raw in made.raw][-len(written) :] == written
 
 
+def test_every_group_is_in_the_copy_though_an_interrupt_comes_as_the_log_was_read(
+    store: DelayedStore, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read was in no object, and the copy went on behind it, where the program ships by `tick` itself."""
+    first, take = send(store), LogTail.take
+
+    def interrupted(tail: LogTail, until: int, most_bytes: int) -> NoReturn:
+        take(tail, until, most_bytes)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogTail, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shipping_of(store).step()
+    second = send(store)
+    ship(store)
+    assert [raw.position for made in log_of(bucket) for raw in made.raw][-2:] == [first, second]
+
+
 def test_what_a_copy_needs_is_put_aside_without_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that had none left stopped its store there: the checkpoint was done, and its segments half moved."""
     directory = tmp_path / "wal"
@@ -210,6 +229,7 @@ def test_what_a_copy_needs_is_put_aside_without_a_descriptor(tmp_path: Path, mon
         assert log.keep([1, 2]) == []
         assert log.bytes == 1 + 2 + len(b"bodies")
         log.passed(2)
+        (directory / "000000000003.wal").rename(directory / "000000000003.kept")  # by a call that was broken off
         assert log.keep([3]) == [1]
         log.passed_bodies(2, lambda: 1)
         log.passed_bodies(2, lambda: 1)
