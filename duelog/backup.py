@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from duelog.opening import refuse_standby
 from duelog.partitions.away import Away
 from duelog.partitions.partition import Partition, partition_path
 from duelog.store.codec import format as fmt
@@ -262,6 +263,7 @@ def back_up(engine: Engine, destination: Path) -> BackupResult:
     refuse_inside("dest", destination, engine.storage.path)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise InvalidArgument("dest", str(destination), "expected an empty directory, or none")
+    refuse_standby("dest", destination)
     make_directory(destination)
     held = engine.upkeep.maintenance.deletions_held()
     with engine.storage.partitions.copying, held, closing(PointInTime(engine)) as point:

@@ -102,7 +102,8 @@ class DelayedStore:
 
         Finishes what a crash left. Time does not depend on how much is pending. Raises StoreLocked (another process
         writes), AlreadyOpen (this one has it open), FormatMismatch (no store, a later format, another partition_ms),
-        DamagedStore, StoreFull, StoreUnavailable (no permission, no descriptor, a path that cannot be used).
+        DamagedStore, StoreFull, StoreUnavailable (no permission, no descriptor, a path that cannot be used),
+        InvalidArgument (the directory is a standby's, which does not lead).
         """
         where = checked_path("path", path)
         if config is not None and not isinstance(config, StoreConfig):

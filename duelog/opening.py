@@ -38,7 +38,15 @@ from duelog.store.config import StoreConfig
 from duelog.store.env.environment import Environment
 from duelog.store.env.memtable import Follow, Memtable, Publication, Reads, applied_position, refuse_ahead
 from duelog.store.env.transaction import Transaction
-from duelog.store.errors import AlreadyOpen, ClosedError, CorruptEntry, DamagedStore, FormatMismatch, StoreLocked
+from duelog.store.errors import (
+    AlreadyOpen,
+    ClosedError,
+    CorruptEntry,
+    DamagedStore,
+    FormatMismatch,
+    InvalidArgument,
+    StoreLocked,
+)
 from duelog.store.files import pages
 from duelog.store.files.directory import make_directory, move, remove_tree, write_file
 from duelog.store.files.process import here
@@ -56,6 +64,9 @@ from duelog.store.wal.write_batch import add_row, registered_by
 
 STORE_VERSION = 2
 """Version of a store as a whole; a store of another version is refused."""
+
+MARK = "RESTORING"
+"""File in a directory that is being made, locked meanwhile by the process that makes it (flock)."""
 
 _NAMED_WITHIN_S = 1.0
 """How long a process that has taken LOCK may take to say in it that it has."""
@@ -209,6 +220,22 @@ def refuse_foreign(path: Path) -> None:
     strangers = sorted(child.name for child in path.iterdir() if child.name not in _OWN_NAMES)
     if strangers or any((path / "partitions").glob("*")) or _has_been_used(path / "main"):
         raise FormatMismatch(path, "STORE", None, "a STORE file, or an empty directory")
+
+
+def staged_of(path: Path) -> Path:
+    """The directory in which a standby makes the store that it will have in `path` once it leads."""
+    return path.with_name(path.name + ".standby")
+
+
+def refuse_standby(field: str, path: Path) -> None:
+    """Raise InvalidArgument where a standby is to have its store once it leads: another store would be in its way."""
+    staged = staged_of(path.absolute())
+    if (staged / MARK).exists() and not (path / "STORE").exists():
+        reason = (
+            "a standby has no store here before it leads; `duelog replica status URL` names the leader; "
+            f"where no standby is to run any more, remove {staged}"
+        )
+        raise InvalidArgument(field, str(path), reason)
 
 
 def _has_been_used(main: Path) -> bool:
@@ -401,6 +428,7 @@ def recover(
     refuse_foreign(path)
     lock = None
     if not read_only:
+        refuse_standby("path", path)
         make_directory(path)
         lock = StoreLock(path)
         undo.callback(lock.release)

@@ -122,15 +122,14 @@ def settings_of(path: Path, span_ms: int | None = None, **settings: Any) -> Stor
 
 def require_store(path: Path) -> None:
     """Refuse a path that holds no store, before anything is opened or made. Raises InvalidArgument."""
-    if not path.exists():
-        from ..replica.following import staged_of
+    if (path / "STORE").exists():
+        return
+    from ..opening import refuse_standby
 
-        if staged_of(path).exists():
-            reason = "a standby has no store here before it leads; `duelog replica status URL` names the leader"
-            raise InvalidArgument("STORE", str(path), reason)
+    refuse_standby("STORE", path)
+    if not path.exists():
         raise InvalidArgument("STORE", str(path), "there is no such directory; `duelog init` makes a store")
-    if not path.is_dir() or not (path / "STORE").exists():
-        raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
+    raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
 
 
 @contextmanager

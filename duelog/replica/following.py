@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from duelog.delayed_store import DelayedStore
+from duelog.opening import MARK, staged_of
 from duelog.store.clock import SystemClock
 from duelog.store.errors import (
     Deposed,
@@ -43,7 +44,7 @@ from .identity import Shipped, read_shipped, store_object
 from .log_object import FENCE, RESIGNED, LogObject, Owner, find_object, read_object
 from .log_writer import LogWriter, PutBefore
 from .manifest import read_manifest
-from .restoring import MARK, Place, ReplicaLog, Restoring, take_place
+from .restoring import Place, ReplicaLog, Restoring, take_place
 from .set_aside import set_aside
 
 _log = logging.getLogger("duelog.replica")
@@ -67,11 +68,6 @@ def last_object(bucket: Bucket) -> LogObject | None:
     """The last object of a log; None: it has none. Raises ReplicaDamaged, ReplicaUnreachable."""
     numbers = bucket.numbers(max(bucket.manifests(), default=0))  # a week of log is listed for a minute
     return find_object(bucket, numbers[-1]) if numbers else None
-
-
-def staged_of(path: Path) -> Path:
-    """The directory in which a standby makes the store that it will have in `path` once it leads."""
-    return path.with_name(path.name + ".standby")
 
 
 class Standby:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from duelog.engine import open_engine
-from duelog.opening import Identity, LogRows, recover, write_identity
+from duelog.opening import MARK, Identity, LogRows, recover, refuse_standby, write_identity
 from duelog.partitions.partition import partition_path
 from duelog.sending.wal_segments import Checkpoint
 from duelog.store.clock import SystemClock
@@ -50,9 +50,6 @@ from .remote_days import choose, files_by_day, leave_away, size_of
 from .takeover import renew_ids
 
 _SLICE_BYTES = 64 * MIB
-MARK = "RESTORING"
-"""File in a directory that is being made, locked meanwhile by the process that makes it (flock)."""
-
 _Read = bytes | None
 """A log object as it was read; None: it is not there."""
 
@@ -210,6 +207,7 @@ def restore(
         raise InvalidArgument("replica", home.url, "expected a new prefix: to this one a second history would be added")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument("DIR", str(target), "expected an empty directory, or none")
+    refuse_standby("DIR", target)
     staged = target.with_name(target.name + ".restoring")
     passed_over: list[str] = []
     for seq in reversed(bucket.manifests()):

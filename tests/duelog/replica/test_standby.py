@@ -29,7 +29,7 @@ from duelog.errors import (
     StoreLocked,
     StoreUnavailable,
 )
-from duelog.opening import recover
+from duelog.opening import MARK, recover
 from duelog.replica import manifest_files, set_aside
 from duelog.replica.bucket import FILES, MANIFESTS, AlreadyThere, Content, Listed, log_name
 from duelog.replica.following import Standby, failure_of, serve_at
@@ -39,7 +39,7 @@ from duelog.replica.log_writer import LogWriter
 from duelog.replica.manifest import read_manifest
 from duelog.replica.pruning import made_by
 from duelog.replica.replica_status import aside_of
-from duelog.replica.restoring import MARK, GapFound, Restoring, take_place
+from duelog.replica.restoring import GapFound, Restoring, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
 from duelog.replica.shipping import Shipping
 from duelog.replica.takeover import renew_ids

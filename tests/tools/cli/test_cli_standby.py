@@ -11,9 +11,19 @@ from typing import NoReturn
 import pytest
 
 import duelog
-from duelog import DelayedStore
-from duelog.errors import Deposed, NotLeader, ReplicaDamaged, ReplicaUnreachable, StoreFailed, StoreFull
-from duelog.replica.following import staged_of
+from duelog import DelayedStore, StoreConfig
+from duelog.errors import (
+    Deposed,
+    InvalidArgument,
+    NotLeader,
+    ReplicaDamaged,
+    ReplicaUnreachable,
+    StoreFailed,
+    StoreFull,
+)
+from duelog.opening import staged_of
+from duelog.replica.bucket import Bucket
+from duelog.replica.following import Standby
 from duelog.replica.restoring import GapFound
 from tests.duelog.replica.machines import WITHIN_S, Machines
 from tests.tools.command_line import json_of, ok, refused
@@ -128,11 +138,53 @@ def test_pulsar_clients_find_the_leader(machines: Machines) -> None:
         client.close()
 
 
-@pytest.mark.parametrize("command", ["stats {}", "check {}", "send {} a x", "audit {}"])
-def test_a_command_on_the_directory_of_a_standby_says_that_it_is_one(tmp_path: Path, command: str) -> None:
-    """It said that there is no such directory, and how a store is made."""
-    staged_of(tmp_path / "data").mkdir()
-    assert "a standby has no store here before it leads" in refused(*command.format(tmp_path / "data").split())
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory in which a standby, which has followed and does not run, would have its store."""
+    standby = Standby(tmp_path / "data", Bucket((tmp_path / "copy").as_uri()), lease_ms=1_000)
+    assert not standby.begin()
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stats {0}",
+        "check {0}",
+        "send {0} a x",
+        "audit {0}",
+        "repair {0}",
+        "init {0}",
+        "send {0} a x --create",
+        "import {0} {0}.lines --topic a",
+        "serve {0} --port 0",
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True], ids=["absent", "empty"])
+def test_a_command_on_the_directory_of_a_standby_says_that_it_is_one(place: Path, command: str, is_there: bool) -> None:
+    """It said that there is no such directory, or made a store there, which was in the standby's way."""
+    place.with_name("data.lines").touch()
+    if is_there:
+        place.mkdir()
+    error = refused(*command.format(place).split())
+    assert "a standby has no store here before it leads" in error
+    assert str(staged_of(place)) in error
+    assert not place.exists() or not any(place.iterdir())
+
+
+def test_a_program_makes_no_store_in_the_place_of_a_standby(place: Path) -> None:
+    """Neither by opening it nor by a backup or a restore."""
+    copy = (place.parent / "other-copy").as_uri()
+    store = DelayedStore.open(place.with_name("other"), StoreConfig(background=False))
+    with store, pytest.raises(InvalidArgument, match="a standby has no store here"):
+        store.backup(place)
+    ok("replica", "init", place.with_name("other"), copy)
+    with DelayedStore.open(place.with_name("other"), StoreConfig(background=False, replica=copy)) as shipping:
+        shipping.save_manifest()
+    assert "a standby has no store here" in refused("restore", copy, place)
+    with pytest.raises(InvalidArgument, match="a standby has no store here"):
+        DelayedStore.open(place)
+    assert not place.exists()
 
 
 def test_a_standby_without_a_copy_is_refused(tmp_path: Path) -> None:
