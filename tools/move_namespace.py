@@ -18,8 +18,9 @@ or fired meanwhile.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .. import DelayedStore
@@ -85,6 +86,9 @@ def move_namespace(
             raise InvalidArgument("store", str(target), "is not empty: a namespace moves to a store of its own")
         if os.path.lexists(target) and (target.is_symlink() or not target.is_dir()):
             raise InvalidArgument("store", str(target), "is no directory")
+        if not any(old.topics(namespace)) and not any(_is_of(namespace, path) for path, _ in _rest(old)):
+            reason = f"{source} has no topic, policy or document of it; the table alone has another broker serve it"
+            raise InvalidArgument("namespace", namespace, reason)
         topics = _copy(old, namespace, target, clock, say)
         place_namespace(placement, namespace, broker)
         write_file(target / _UNFINISHED, b"")
@@ -191,21 +195,30 @@ def _remove(old: DelayedStore, namespace: str, say: Callable[[str], object]) -> 
     say(f"removing it from {old.path}")
     for topic in [each.name for each in old.topics(namespace)]:
         old.delete_topic(topic)
-    _remove_rest(old, lambda path: path == namespace or path.startswith(f"{namespace}/"))
+    _remove_rest(old, lambda path: _is_of(namespace, path))
+
+
+def _is_of(namespace: str, path: str) -> bool:
+    return path == namespace or path.startswith(f"{namespace}/")
 
 
 def _remove_rest(store: DelayedStore, is_wanted: Callable[[str], bool]) -> None:
-    """Remove the policies and documents of certain tenants, namespaces and topics, by their `tenant/...`."""
-    for scope in list(store.all_policies()):
+    for path, remove in list(_rest(store)):
+        if is_wanted(path):
+            remove()
+
+
+def _rest(store: DelayedStore) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Policies and documents of tenants, namespaces and topics: each one's `tenant/...`, and what removes it."""
+    for scope in store.all_policies():
         kind, _, rest = scope.partition(" ")
-        if kind == "namespace" and is_wanted(rest):
-            store.remove_policies(namespace=rest)
-        elif kind == "topic" and is_wanted(rest.removeprefix(SCHEME)):
-            store.remove_policies(topic=rest)
+        if kind == "namespace":
+            yield rest, partial(store.remove_policies, namespace=rest)
+        elif kind == "topic":
+            yield rest.removeprefix(SCHEME), partial(store.remove_policies, topic=rest)
         elif kind == "subscription":
             subscription, _, topic = rest.rpartition(" of topic ")
-            if is_wanted(topic.removeprefix(SCHEME)):
-                store.remove_policies(topic=topic, subscription=subscription)
-    for key in [key for key, _ in store.documents.items() if not key.startswith((*_SHARED, _ORIGIN))]:
-        if is_wanted(key.partition("/")[2]):
-            store.documents.delete(key)
+            yield topic.removeprefix(SCHEME), partial(store.remove_policies, topic=topic, subscription=subscription)
+    for key, _ in store.documents.items():
+        if not key.startswith((*_SHARED, _ORIGIN)):
+            yield key.partition("/")[2], partial(store.documents.delete, key)

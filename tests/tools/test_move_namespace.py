@@ -232,8 +232,19 @@ def test_a_place_that_is_no_store_is_named(fleet: Fleet, target: str) -> None:
         ([MOVES, "--to", "c"], "broker='c'"),
         (["acme", "--to", "b"], "namespace='acme'"),
         ([MOVES, "--to", "a"], "is served by the store"),
+        (["acme/oders", "--to", "b"], "a has no topic, policy or document of it"),
     ],
 )
 def test_what_cannot_be_moved_is_named(fleet: Fleet, arguments: list[str], message: str) -> None:
     """In one line, with status 2."""
     assert message in refused("move-namespace", *arguments, "--placement", fleet.placement)
+    assert not fleet.b.exists()
+
+
+def test_a_namespace_that_has_no_topic_yet_is_moved(fleet: Fleet) -> None:
+    """It was made over HTTP, or has a policy."""
+    with DelayedStore.open(fleet.a, CONFIG) as store:
+        store.set_policies(Policies(max_redeliveries=3), namespace="acme/new")
+    assert move_namespace(fleet.placement, "acme/new", "b").topics == 0
+    with DelayedStore.open(fleet.b, CONFIG) as store:
+        assert present(store.policies(namespace="acme/new")).max_redeliveries == 3
