@@ -158,9 +158,10 @@ def framed(*pieces: bytes) -> bytes:
     return b"".join((HEAD.pack(sum(map(len, pieces))), *pieces))
 
 
-def checked_greeting(greeting: Any) -> dict[str, Any]:
+def checked_greeting(greeting: Any, place: str) -> dict[str, Any]:
     """The facts of a greeting. Raises Disconnected for another version, or what is none."""
     match greeting:
         case [str(name), int(version), dict(facts)] if (name, version) == (GREETED, VERSION):
             return facts
-    raise Disconnected(f"the process that has the store open speaks another version: {str(greeting)[:200]}")
+    shown = str(greeting)[:200]
+    raise Disconnected(f"{place}: the process that has the store open speaks another version: {shown}")

@@ -200,19 +200,18 @@ class Connection:
         frames = Frames(MOST_GREETING_BYTES)
         try:
             connection.settimeout(GREETED_WITHIN_S)
-            self.facts = checked_greeting(_read(connection, frames))
+            self.facts = checked_greeting(_read(connection, frames), self.place)
             frames.most_bytes = 1 << 31
             if self._credentials is not None:
                 connection.sendall(framed(wire_values.pack([1, "hello", [], list(self._credentials), {}])))
-                _, kind, value = _read(connection, frames)
-                if kind == ERROR:
-                    raise wire_values.error_of(value)
+                error = _error_in(connection, frames)
+                if error is not None:
+                    raise error
             connection.settimeout(None)
             for key, frame in list(self._attached.items()):  # before anything else is asked
                 connection.sendall(frame)
-                _, kind, value = _read(connection, frames)
-                if kind == ERROR:
-                    error = wire_values.error_of(value)
+                error = _error_in(connection, frames)
+                if error is not None:
                     if is_closing(error):
                         raise ConnectionResetError(str(error))
                     del self._attached[key]  # another has taken it, or it is deleted: asking it says that it is closed
@@ -567,12 +566,32 @@ def _socket_in(path: Path) -> socket.socket | None:
 def _read(connection: Any, frames: Frames) -> Any:
     """The next frame, of a connection that nobody else reads. Raises OSError, what the other end has said."""
     bodies: list[memoryview] | None = []
-    while not bodies:
-        bodies = frames.receive(connection, buffer())
-        if bodies is None:
-            raise ConnectionResetError("it has ended")
-    found = list(map(wire_values.unpack, bodies))
+    try:
+        while not bodies:
+            bodies = frames.receive(connection, buffer())
+            if bodies is None:
+                raise ConnectionResetError("it has ended")
+        found = list(map(wire_values.unpack, bodies))
+    except InvalidArgument as error:
+        raise ConnectionAbortedError(f"it does not speak this protocol: {error}") from error
     for each in found:  # that it does not go on may come right behind
         if isinstance(each, list) and len(each) == 3 and each[:2] == [0, ERROR]:
-            raise wire_values.error_of(each[2])
+            raise _said(each[2])
     return found[0]
+
+
+def _error_in(connection: Any, frames: Frames) -> BaseException | None:
+    """The error that the next answer is. Raises as `_read`."""
+    match _read(connection, frames):
+        case [int(), int(kind), value]:
+            return _said(value) if kind == ERROR else None
+        case other:
+            raise ConnectionAbortedError(f"it does not speak this protocol: {str(other)[:200]}")
+
+
+def _said(error: object) -> BaseException:
+    try:
+        said: BaseException = wire_values.error_of(error)
+    except (TypeError, ValueError) as strange:
+        raise ConnectionAbortedError(f"it does not speak this protocol: {str(error)[:200]}") from strange
+    return said

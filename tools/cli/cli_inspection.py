@@ -153,24 +153,24 @@ def partitions(store: Place) -> None:
 
     with store.opened() as there:
         found = there.partitions()
-    values = ({"partition": directory_name(each["start_ms"]), **each} for each in found)
-    columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk",
-               ">in the copy alone")  # fmt: skip
-    rows = (
-        (
-            directory_name(each["start_ms"]),
-            iso_time(each["end_ms"]),
-            each["state"],
-            each["topics"],
-            each["messages"],
-            each["pending"],
-            each["holders"] if each["state"] == "closed" else None,
-            out.size_text(each["disk_bytes"]),
-            out.size_text(each["away_bytes"]) if each["away_bytes"] else None,
+        values = ({"partition": directory_name(each["start_ms"]), **each} for each in found)
+        columns = ("partition", "end", "state", ">topics", ">messages", ">pending", ">references", ">disk",
+                   ">in the copy alone")  # fmt: skip
+        rows = (
+            (
+                directory_name(each["start_ms"]),
+                iso_time(each["end_ms"]),
+                each["state"],
+                each["topics"],
+                each["messages"],
+                each["pending"],
+                each["holders"] if each["state"] == "closed" else None,
+                out.size_text(each["disk_bytes"]),
+                out.size_text(each["away_bytes"]) if each["away_bytes"] else None,
+            )
+            for each in found
         )
-        for each in found
-    )
-    out.listing(values, f"partitions: {len(found):,}", columns, rows)
+        out.listing(values, f"partitions: {len(found):,}", columns, rows)
 
 
 @app.command()

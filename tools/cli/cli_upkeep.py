@@ -344,16 +344,16 @@ def get_(store: Place, scope: Scope = NOTHING) -> None:
         if topic is not None or subscription is not None:
             _show_topic(str(topic), subscription, here, there.effective(str(topic), subscription))
             return
-    scopes = here or {}
-    if namespace is not None and here is not None:
-        scopes = {f"namespace {namespace}": here}
-    values = ({"scope": name, **policies} for name, policies in scopes.items())
-    rows = (
-        (short_names(of) if at == 0 else "", name, value)
-        for of, policies in scopes.items()
-        for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
-    )
-    out.listing(values, "policies", ["scope", "policy", ">value"], rows)
+        scopes = here or {}
+        if namespace is not None and here is not None:
+            scopes = {f"namespace {namespace}": here}
+        values = ({"scope": name, **policies} for name, policies in scopes.items())
+        rows = (
+            (short_names(of) if at == 0 else "", name, value)
+            for of, policies in scopes.items()
+            for at, (name, value) in enumerate((name, value) for name, value in policies.items() if value is not None)
+        )
+        out.listing(values, "policies", ["scope", "policy", ">value"], rows)
 
 
 def _show_topic(topic: str, subscription: str | None, here: dict[str, Any] | None, found: dict[str, Any]) -> None:

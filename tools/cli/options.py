@@ -98,7 +98,9 @@ class StorePlace:
             from ...operations.operations import Asked
             from .server import Server
 
-            yield Asked(Server(self.text, self.token, self.trust).ask)
+            server = Server(self.text, self.token, self.trust)
+            with server.understood():
+                yield Asked(server.ask)
             return
         from ..asking import Directory
 

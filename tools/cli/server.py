@@ -7,7 +7,7 @@ REST has more to say than the table, as it knows partitioned topics, clients and
 import json
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from math import ceil
 from pathlib import Path
@@ -76,6 +76,17 @@ class RestClient:
         """None: 204."""
         return self.ask("GET", path, **query)
 
+    def names(self, path: str) -> list[str]:
+        """A list of names. Raises ServerRefused, also for an answer that is none."""
+        found = self.get(path)
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise self.strange(f"expected a list of names, not {str(found)[:100]}")
+        return found
+
+    def strange(self, reason: str) -> ServerRefused:
+        """The error of an answer in JSON of another shape than duelog's."""
+        return ServerRefused(self.url, 0, f"is no server of duelog, or one of another version: {reason}")
+
     def ask(self, method: str, path: str, body: object = ..., **query: object) -> Any:
         """The JSON of the answer; None: it has none. A query that is None is left out. Raises ServerRefused."""
         given = {name: value for name, value in query.items() if value is not None}
@@ -135,6 +146,16 @@ class Server:
     def __init__(self, url: str, token: str | None, trust: Path | None) -> None:
         self._rest = RestClient(url, token, trust)
 
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Raise ServerRefused where the block, which reads answers, meets one of another shape."""
+        try:
+            yield
+        except DuelogError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise self._rest.strange(f"an answer is not as expected ({type(error).__name__}: {error})") from error
+
     def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Do an operation, with arguments and result in JSON; None in place of what REST does not tell."""
         if name in _AS_THEY_ARE:
@@ -148,11 +169,11 @@ class Server:
 
     def topics(self, namespace: str | None = None) -> Iterator[str]:
         for each in self._namespaces() if namespace is None else [validate_namespace_name(namespace)]:
-            yield from self._rest.get(f"/admin/v2/persistent/{each}")
+            yield from self._rest.names(f"/admin/v2/persistent/{each}")
 
     def _namespaces(self) -> Iterator[str]:
-        for tenant in self._rest.get("/admin/v2/tenants"):
-            yield from self._rest.get(f"/admin/v2/namespaces/{segment(tenant)}")
+        for tenant in self._rest.names("/admin/v2/tenants"):
+            yield from self._rest.names(f"/admin/v2/namespaces/{segment(tenant)}")
 
     def create_topic(self, topic: str) -> bool:
         return self._create(_admin(topic), {})
@@ -216,12 +237,12 @@ class Server:
         for at in range(0, len(ids), _PAGE):
             given = {**body, "messageIds": ids[at : at + _PAGE]}
             done += self._rest.ask("POST", f"{_duelog(topic)}/{verb}", given)["messages"]
-        return done
+        return [each for _, each in zip(ids, done, strict=True)]
 
     # -- subscriptions ---------------------------------------------------------------------------------
 
     def subscriptions(self, topic: str) -> list[str]:
-        return list(self._rest.get(f"{_admin(topic)}/subscriptions"))
+        return self._rest.names(f"{_admin(topic)}/subscriptions")
 
     def create_subscription(self, topic: str, subscription: str, position: str) -> bool:
         return self._create(_subscription(topic, subscription), _PLACES[position])

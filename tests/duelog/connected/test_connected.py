@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -48,7 +48,7 @@ from duelog.errors import (
     StoreFailed,
     TransactionConflict,
 )
-from duelog.operations import wire_calls, wire_client, wire_peer, wire_server
+from duelog.operations import wire, wire_calls, wire_client, wire_peer, wire_server, wire_values
 from duelog.operations.face_table import FACE, NOT_OFFERED
 from duelog.operations.operation import signature_of
 from duelog.operations.wire import Frames
@@ -115,6 +115,46 @@ def test_nobody_serves_is_one_line_that_says_how(tmp_path: Path) -> None:
         duelog.connect(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"place='http://x': expected a directory, duelog://host:port"):
         duelog.connect("http://x")
+
+
+GREETING = wire.framed(wire_values.pack([wire.GREETED, wire.VERSION, {}]))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"SSH-2.0-OpenSSH_9.6\r\n"],
+        [wire.framed(b"")],
+        [wire.framed(b"\xc1")],
+        [wire.framed(wire_values.pack(5))],
+        [wire.framed(wire_values.pack([wire.GREETED, 3, {}]))],
+        [wire.framed(wire_values.pack([0, wire.ERROR, 5]))],
+        [GREETING, wire.framed(wire_values.pack(5))],
+        [GREETING, wire.framed(wire_values.pack([1, wire.ERROR, 5]))],
+    ],
+)
+def test_what_answers_and_is_no_store_is_named_by_its_address(pieces: list[bytes]) -> None:
+    """Another program, or another version: some were a TypeError, others did not say where."""
+    with socket.create_server(("localhost", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(ConnectionError):
+                for number, piece in enumerate(pieces):
+                    if number:
+                        connection.recv(1 << 16)
+                    connection.sendall(piece)
+                while connection.recv(1 << 16):
+                    """What the client still asks."""
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        place = f"duelog://localhost:{server.getsockname()[1]}"
+        try:
+            with pytest.raises(Disconnected, match=f"^{place}: "):
+                duelog.connect(place, reconnect=0)
+        finally:
+            thread.join()
 
 
 def test_a_process_that_is_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

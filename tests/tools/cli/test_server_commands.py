@@ -25,6 +25,33 @@ from tests.tools.command_line import DAY_MS, FUTURE_MS, json_lines_of, json_of, 
 
 
 @contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """A server of another program, which answers all requests alike; its address."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{other.server_port}"
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+@contextmanager
 def serving(path: Path, **settings: Any) -> Iterator[str]:
     """The address of a server of a store, in a thread of its own."""
     addresses: list[str] = []
@@ -261,27 +288,34 @@ def test_a_request_that_another_server_is_to_answer_is_sent_on_with_its_method_a
 )
 def test_what_is_no_server_of_duelog_is_one_line(status: int, body: bytes, said: str) -> None:
     """A page of another program behind the address, a text that would move the terminal's cursor."""
-
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Other) as other:
-        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            line = refused("topics", "list", "--server", f"http://127.0.0.1:{other.server_port}")
-        finally:
-            other.shutdown()
-            thread.join()
+    with answering(status, body) as url:
+        line = refused("topics", "list", "--server", url)
     assert said in line
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1]", b'{"x": 1}', b"5", b"null", b'"x"', b'{"messages": [{}]}', b'{"messages": []}']
+)
+def test_json_of_another_shape_is_one_line_that_names_the_server(body: bytes) -> None:
+    """An array, a number, an object that lacks what is read: each command ended with a traceback."""
+    with answering(200, body) as url:
+        for command in (
+            "topics list --server {}",
+            "topics list --server {} --namespace a/b",
+            "subscriptions list --server {} t",
+            "stats --server {}",
+            "stats --server {} t",
+            "partitions --server {}",
+            "scheduled --server {} t",
+            "cancel --server {} t 1:1",
+            "reschedule --server {} t 1:1 --after 1h",
+            "policies get --server {} --topic t",
+            "policies set --server {} --topic t --ttl 1h",
+        ):
+            line = refused(*command.format(url).split())
+            assert line.startswith(f"duelog: {url}: is no server of duelog, or one of another version: "), command
+            assert line.count("\n") == 1
 
 
 def test_what_a_server_refuses_is_one_line(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
