@@ -3,9 +3,9 @@
 A log object is created if absent; who creates the next number, with a higher epoch, leads. A leader tells a client the
 id of an entry when it has it locally, and acknowledges it as replicated when its object is stored. Puts arrive at any
 time after they were sent, also after their sender gave up waiting; answers are lost; a manifest is written and the log
-pruned. There is no clock but `fresh`: the leader's last success lies within the lease. A new leader opens its store
-first, and puts heartbeats meanwhile; the store goes on where it finds the log's end, as another maker of objects, while
-a heartbeat may be on its way.
+pruned. There is no clock but `fresh`: the leader's last success, or its look at the log's end as it opens, lies within
+the lease. A new leader opens its store first, and puts heartbeats meanwhile; the store goes on where it finds the log's
+end, as another maker of objects, while a heartbeat may be on its way.
 
 What must hold: the copy, and who leads by the newest epoch, have every replicated entry; no id was told for two
 entries; a leader is deposed only by a higher epoch.
@@ -194,7 +194,7 @@ def _steps(
     if role == OPENS:
         last = max(state.log, default=None)
         if last is not None and last.owner == index and last.epoch == process.epoch:
-            opened = process._replace(role=LEADS, seq=last.seq + 1, put=None, opened=True)
+            opened = process._replace(role=LEADS, seq=last.seq + 1, put=None, opened=True, fresh=True)
             yield "opens", _with(state, index, opened)
         else:
             yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
@@ -228,8 +228,9 @@ def _leads(
             kept = tuple(each for each in state.log if each.seq > manifest.seq)
             yield "prunes", state._replace(log=kept, prunings=state.prunings + 1)
     elif put[1] == TAKEN and not (is_own and fault == "heartbeat is the entry"):
-        if is_own and fault != "heartbeat deposes":
-            yield "goes on behind its heartbeat", _send(state, index, process._replace(seq=max(there) + 1), put[0])
+        if is_own and state.log[-1].epoch == process.epoch and fault != "heartbeat deposes":
+            behind = process._replace(seq=state.log[-1].seq + 1, fresh=True)  # it has looked
+            yield "goes on behind its heartbeat", _send(state, index, behind, put[0])
         else:
             yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
     elif put[1] in (STORED, TAKEN):

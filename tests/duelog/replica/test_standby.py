@@ -399,6 +399,29 @@ def test_a_heartbeat_of_an_opening_that_gets_no_answer_is_put_once(bench: Bench,
     assert bench.waiting("two") == {b"1", b"2"}
 
 
+def test_a_store_that_goes_on_behind_its_heartbeat_is_deposed_by_a_fence_there(bench: Bench) -> None:
+    """It looks who has made the last object, which need not be the heartbeat."""
+    bench.ship(b"1")
+    two, three = (bench.follow(name) for name in ("two", "three"))
+    bench.take_over(two)
+    first = len(log_of(bench.bucket)) + 1
+
+    def between(name: str) -> None:
+        if name == log_name(first):
+            bench.bucket.before_creation = lambda name: None
+            bench.pass_lease(0.4)
+            two.beat()
+            assert not three.step()
+            bench.take_over(three)
+
+    bench.bucket.before_creation = between
+    with pytest.raises(Deposed):
+        ship(bench.open("two"))
+    found = [(each.seq, each.kind, each.epoch) for each in log_of(bench.bucket)]
+    assert found[-2:] == [(first, HEARTBEAT, 2), (first + 1, FENCE, 3)]
+    assert bench.waiting("three") == {b"1"}
+
+
 def test_a_leader_that_is_deposed_before_it_is_open_follows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its store is made, and as it is opened. It puts nothing behind the fence of the other."""
     bench.ship(b"1")
