@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("duelog.worker")
 
-_PAUSE_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+"""Before another child takes the place of one that has ended: doubled where one ends sooner than the longest."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _AS_TOLD = (0, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of a child that was told to stop: by the signal itself, where it came before the child heard signals."""
@@ -56,22 +58,24 @@ class Processes:
         os.set_blocking(end, False)
         wakeup = signal.set_wakeup_fd(end)
         before = {number: signal.signal(number, _go_on) for number in _SIGNALS}
-        stopping, failed = False, 0
+        stopping, failed, pause_s = False, 0, 0.0
         try:
-            for _ in range(self._count):
-                self._begin(pipe, end)
+            begun_s = self._begin_missing(pipe, end)
             while self._children or not stopping:
-                pause_s = None if stopping or len(self._children) == self._count else _PAUSE_S
-                if not select.select([pipe], (), (), pause_s)[0]:
-                    while len(self._children) < self._count:
-                        self._begin(pipe, end)
+                is_whole = len(self._children) == self._count
+                if not select.select([pipe], (), (), None if stopping or is_whole else pause_s)[0]:
+                    begun_s = self._begin_missing(pipe, end)
                     continue
                 (number,) = os.read(pipe, 1)
                 if number == signal.SIGCHLD:
                     codes = self._ended()
                     failed += stopping and sum(code not in _AS_TOLD for code in codes.values())
+                    if codes and is_whole:
+                        soon = time.monotonic() - begun_s < _LONGEST_PAUSE_S
+                        pause_s = min(max(2 * pause_s * soon, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
                     for child, code in () if stopping else codes.items():
-                        _log.error("process %d has ended with status %d: another takes its place", child, code)
+                        text = "process %d has ended with status %d: another takes its place in %g s"
+                        _log.error(text, child, code, pause_s)
                 else:
                     stopping = True
                     for child in self._children:
@@ -92,6 +96,12 @@ class Processes:
         }
         self._children -= ended.keys()
         return {child: os.waitstatus_to_exitcode(status) for child, status in ended.items()}
+
+    def _begin_missing(self, pipe: int, end: int) -> float:
+        """Begin the children that are not there; when that was."""
+        while len(self._children) < self._count:
+            self._begin(pipe, end)
+        return time.monotonic()
 
     def _begin(self, pipe: int, end: int) -> None:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the pipe would have a signal of the child
@@ -328,7 +338,8 @@ def worker(
 
     How long it may take is the worker's `drain`; a second signal ends the waiting. Start and end are logged, each
     failure of a task as a warning, each message that is given up as an error, with the id that it had at first.
-    Of several processes, one that ends by itself is begun again after a second.
+    Of several processes, one that ends by itself is begun again after a second; where they end at once, as without a
+    process that serves the store, after 2 s, 4 s, up to 30 s.
 
     $ duelog worker shop.tasks:worker
     $ duelog worker shop.tasks:worker --connect data --processes 4

@@ -232,6 +232,43 @@ def test_a_signal_that_does_not_wake_the_parent_of_several_workers_is_passed_on_
                 os.killpg(running.pid, signal.SIGKILL)
 
 
+ENDING = """
+import itertools, logging, types
+from duelog.errors import DuelogError
+from duelog.tools.cli import cli_serve
+
+times = itertools.count(0, {step_s})
+cli_serve.time = types.SimpleNamespace(monotonic=lambda: next(times))
+cli_serve._FIRST_PAUSE_S = 0.01
+
+def work():
+    raise DuelogError("nobody serves this store")
+
+logging.basicConfig()
+cli_serve.Processes(work, 1).run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pauses"), [(0, ["0.01", "0.02", "0.04", "0.08"]), (60, ["0.01"] * 4)], ids=["at once", "after a while"]
+)
+def test_workers_that_end_at_once_are_begun_again_after_pauses_that_double(step_s: int, pauses: list[str]) -> None:
+    """A worker without a process that serves its store wrote an error each second."""
+    command, told = [sys.executable, "-W", "ignore", "-c", ENDING.format(step_s=step_s)], list[str]()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        try:
+            for line in present(running.stderr):
+                told += re.findall(r"another takes its place in (\S+) s$", line)
+                if len(told) == len(pauses):
+                    break
+            running.send_signal(signal.SIGTERM)
+            running.communicate(timeout=30)
+        finally:
+            if running.returncode is None:
+                os.killpg(running.pid, signal.SIGKILL)
+    assert told == pauses
+
+
 NO_WORKERS: list[tuple[str, str]] = [
     ("mails", "expected the form"),
     ("mails:", "expected the form"),
