@@ -58,7 +58,8 @@ OwnerOf = Callable[[str], str | None]
 class Application:
     """Answers requests by its routes. Of the event loop's thread.
 
-    is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost.
+    is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost. elsewhere: where
+    another process offers the rest, and which; a request for it is told so with 503.
     """
 
     routes: InitVar[Iterable[Route]]
@@ -67,6 +68,7 @@ class Application:
     _owner_of: OwnerOf = lambda namespace: None
     _: KW_ONLY
     is_local: bool = False
+    elsewhere: str = ""
 
     def __post_init__(self, routes: Iterable[Route]) -> None:
         self.router = Router(routes)
@@ -103,6 +105,8 @@ class Application:
         proven = Proven(None) if is_open else await self._prove(request)
         role = proven.role
         if isinstance(found, list):
+            if self.elsewhere and not found:
+                raise HttpError(503, self.elsewhere)
             raise instead_of(method, raw_path, found)
         route, parameters = found
         if "namespace" in parameters and not route.here:

@@ -231,10 +231,11 @@ _PASSED_ON = "that were passed on between clients and brokers"
 class Proxy(Service):
     """One address for several brokers."""
 
-    def __init__(self, config: ProxyConfig) -> None:
-        """Reads the placement table. Raises InvalidArgument, OSError, UnusableSecurity."""
+    def __init__(self, config: ProxyConfig, elsewhere: str = "") -> None:
+        """Reads the placement table. elsewhere: of `Application`. Raises InvalidArgument, OSError, UnusableSecurity."""
         super().__init__(config)
         self._config = config
+        self._elsewhere = elsewhere
         self._file = None if config.placement_file is None else PlacementFile(config.placement_file)
         self._brokers = KnownBrokers(config.broker_urls, self._file)
         context = broker_context(
@@ -263,7 +264,9 @@ class Proxy(Service):
                 admission=self._admission,
             )
         )
-        await self._listen_http(Application(self._routes(), Authentication({}), Permissions()))
+        await self._listen_http(
+            Application(self._routes(), Authentication({}), Permissions(), elsewhere=self._elsewhere)
+        )
         if self._file is not None:
             self._refresh(self._file.refresh, config.placement_refresh_seconds)
         if config.bind_address in EVERYWHERE:

@@ -178,7 +178,8 @@ class _Way:
         if brokers:
             shared = {each.name: getattr(config, each.name) for each in fields(ServiceConfig)}
             del shared["placement_file"], shared["max_message_size"], shared["max_pending_requests"]
-            self._proxy = Proxy(ProxyConfig(**shared, broker_urls=brokers[:1]))
+            elsewhere = f"this is a standby, and {address} leads: administration and the page are that machine's"
+            self._proxy = Proxy(ProxyConfig(**shared, broker_urls=brokers[:1]), elsewhere)
         stores = [url.partition("://")[2] for url in urls if url.startswith("duelog")]
         self._target = stores[0].rpartition(":")[::2] if stores and listen else None
         self._listen = listen

@@ -31,6 +31,8 @@ from tests.tools.command_line import json_of, ok, refused
 pytest.importorskip("crc32c", reason="needs duelog[broker]")
 pytest.importorskip("obstore", reason="needs duelog[replica]")
 
+import aiohttp
+
 from duelog.broker.configuration import BrokerConfig
 from duelog.broker.server.broker import Broker
 from duelog.broker.server.turns import Turns, _Way
@@ -333,3 +335,36 @@ def test_a_standby_whose_address_is_in_use_follows_on(caplog: pytest.LogCaptureF
 
         asyncio.run(run())
     assert "another program listens there" in caplog.text
+
+
+def test_a_standby_says_over_http_that_it_is_one_and_who_leads() -> None:
+    """It said that the broker had no such resource; what it has itself is answered, whoever asks."""
+    config = BrokerConfig(bind_address="localhost", broker_service_port=0, web_service_port=0)
+    way = _Way("pulsar://leader:6650,duelog://leader:6700", config, None)
+
+    async def run() -> None:
+        await way.open()
+        try:
+            assert way._proxy is not None
+            async with aiohttp.ClientSession(way._proxy.web_urls.plain, headers={"Authorization": "Bearer x"}) as http:
+                for method, path in (
+                    ("GET", "/"),
+                    ("GET", "/admin/v2/tenants"),
+                    ("PUT", "/admin/v2/persistent/public/default/t"),
+                    ("POST", "/duelog/v1/operations/overview"),
+                ):
+                    async with http.request(method, path) as answer:
+                        assert answer.status == 503
+                        reason = (await answer.json())["reason"]
+                        assert reason.startswith(
+                            "this is a standby, and pulsar://leader:6650,duelog://leader:6700 leads"
+                        )
+                for path, status in (("/status.html", 200), ("/metrics", 200)):
+                    async with http.get(path) as answer:
+                        assert answer.status == status
+                async with http.post("/metrics") as answer:
+                    assert answer.status == 405
+        finally:
+            await way.close()
+
+    asyncio.run(run())
