@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from duelog.partitions.partition import environment_path
@@ -76,7 +77,8 @@ class KeptLog:
                 aside = self._directory / _kept_name(number)
                 with suppress(FileNotFoundError):
                     os.rename(self._directory / file_name(number), aside)
-                self._aside[number] = aside.stat().st_size
+                with suppress(FileNotFoundError):  # the call that was broken off has given it up
+                    self._aside[number] = aside.stat().st_size
             if self.bytes > self._most_bytes:
                 self.lost = True
                 self._remove_all()
@@ -161,11 +163,19 @@ _HEARD_BYTES = 16 * MIB
 """Most bytes of groups that are kept in memory, so that they need not be read back."""
 
 
+Readers = Callable[[Path], BodyReader]
+"""By the directory that has body files, what reads them."""
+
+
+def _reader(directory: Path) -> BodyReader:
+    return BodyReader(BodyMaps(str(directory)))
+
+
 class LogTail:
     """Reads the groups of a store's log from a place on. For one thread at a time, but `heard`."""
 
     def __init__(self, path: Path, store_id: bytes, place: int) -> None:
-        """Begin at `place` (`place_of`), which need not be written yet. Raises LogLost."""
+        """Begin at `place` (`place_of`), which need not be written yet. Raises LogLost, OSError."""
         self._path = path
         self._directory = path / DIRECTORY
         self._store_id = store_id
@@ -177,15 +187,14 @@ class LogTail:
         """Groups that follow each other, the last that were appended; those before `place` are of no use."""
         self._heard_bytes = 0
         self._number, self._sequence = place >> 32, 0
-        while self.place < place:
-            try:
+        try:
+            while self.place < place:
                 self._passed(self._from_disk())
-            except LogLost:
-                self.close()
-                raise
-        if self.place != place:
+            if self.place != place:
+                raise LogLost(f"segment {place >> 32} of the log ends before group {place & 0xFFFFFFFF}")
+        except BaseException:
             self.close()
-            raise LogLost(f"segment {place >> 32} of the log ends before group {place & 0xFFFFFFFF}")
+            raise
 
     @property
     def place(self) -> int:
@@ -241,17 +250,16 @@ class LogTail:
             raise LogLost(f"group {reader.sequence} of segment {self._number} of the log cannot be read")
         return group
 
-    def _with_bodies(self, group: RawGroup) -> RawGroup:
+    def _with_bodies(self, group: RawGroup, readers: Readers) -> RawGroup:
         """A group with the bodies that it names, mapped: in memory of this process they would be cold, and its own.
 
         Raises LogLost.
         """
-        kept, found = BodyReader(BodyMaps(str(self._directory))), []
+        found = []
         for start_ms, ledger_id, at, length in group.bodies_apart():
-            bodies = kept(ledger_id, at, length)
+            bodies = readers(self._directory)(ledger_id, at, length)
             if len(bodies) < length:  # a file without a second name is in its place alone
-                beside = BodyReader(BodyMaps(str(environment_path(self._path, start_ms))))
-                bodies = beside(ledger_id, at, length)
+                bodies = readers(environment_path(self._path, start_ms))(ledger_id, at, length)
             if len(bodies) < length:
                 raise LogLost(f"bodies that group {group.position} of the log names are gone")
             found.append(bodies)
@@ -264,11 +272,12 @@ class LogTail:
         StoreUnavailable, for the group at `place`: what was read before it is not lost.
         """
         groups: list[RawGroup] = []
-        size = 0
+        size, readers = 0, cache(_reader)  # a map is a descriptor, and serves all groups that name its file
         while self.place < until and size < most_bytes:
             try:
-                for group in self._from_memory(until, most_bytes - size) or [self._with_bodies(self._from_disk())]:
-                    whole = self._with_bodies(group) if group.apart else group
+                heard = self._from_memory(until, most_bytes - size)
+                for group in heard or [self._with_bodies(self._from_disk(), readers)]:
+                    whole = self._with_bodies(group, readers) if group.apart else group
                     self._passed(group)
                     if group.row_count:
                         groups.append(whole)
@@ -294,7 +303,7 @@ class LogTail:
                 raise lost from None  # the log goes on behind what cannot be read
             self._passed(group)
             if group.row_count:
-                yield self._with_bodies(group)
+                yield self._with_bodies(group, _reader)
 
     def _passed(self, group: RawGroup) -> None:
         if group.row_count:

@@ -63,7 +63,7 @@ class LogWriter:
         self.succeeded_s = self.looked_s = 0.0
         self._tried: LogObject | None = None
         self._tried_s = 0.0
-        """The last object that was tried, and when first."""
+        """The last object that was tried, and is not known to be stored, and when first."""
         self._tries = 0
         """How often it was tried in vain."""
 
@@ -145,6 +145,7 @@ class LogWriter:
             self._look(made.seq)
         self.succeeded_s = self._tried_s
         self.seq, self.end, self._crc, self.pending = made.seq, made.end, crc_of(content[0]), None
+        self._tried = None  # it has the maps of its bodies, and they their files
         return is_answered
 
     def _read_back(self, made: LogObject, content: Parts) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -25,7 +26,7 @@ from duelog.replica.shipping import Shipping
 from duelog.store.config import MIB
 from duelog.store.files.directory import disk_parts, occupied_bytes
 from duelog.store.wal import write_batch
-from duelog.store.wal.segment import RawGroup
+from duelog.store.wal.segment import RawGroup, SegmentReader
 from tests.cleanup.compacting import plan_compaction
 from tests.conftest import OpenStore, applied, present, raising
 from tests.duelog.replica.faulty import URL, FaultyBucket, log_of, manifested, restored, ship, shipping_of
@@ -75,6 +76,17 @@ def of_copy(bucket: FaultyBucket, path: Path, now_ms: int, group: int | None = N
     with DelayedStore.open(path, ALONE, clock=clock) as copy:
         assert list(copy.check(deep=True)) == []
         return received(copy, clock)
+
+
+def open_files() -> list[str]:
+    """The files of stores that this process has open, or mapped."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("the system does not say which files are open")
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one by which it was listed
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(each for each in found if each.endswith((".wal", ".kept", ".bodies")))
 
 
 def kept(store: DelayedStore) -> list[str]:
@@ -239,6 +251,57 @@ def test_what_a_copy_needs_is_put_aside_without_a_descriptor(tmp_path: Path, mon
         "000000000003.kept",
     }
     assert (KeptLog(tmp_path, MIB).bytes, log.bytes) == (5, 5)
+
+
+def test_a_segment_that_was_given_up_is_no_error_of_a_call_that_is_made_again(tmp_path: Path) -> None:
+    """An interrupt came behind that. The file was looked for, and the store stopped."""
+    directory = tmp_path / "wal"
+    directory.mkdir()
+    (directory / "000000000001.wal").write_bytes(b"x" * (MIB + 1))
+    log, remove_all = KeptLog(tmp_path, MIB), KeptLog._remove_all
+
+    def interrupted(log: KeptLog) -> NoReturn:
+        remove_all(log)
+        raise KeyboardInterrupt
+
+    with patch.object(KeptLog, "_remove_all", interrupted), pytest.raises(KeyboardInterrupt):
+        log.keep([1])
+    assert log.keep([1]) == []
+    assert (log.bytes, log.lost) == (0, True)
+
+
+def test_no_file_is_left_open_by_a_log_that_cannot_be_read(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shipping tries it again and again: each try left a descriptor."""
+    place, opened = send(store), open_files()
+    monkeypatch.setattr(SegmentReader, "read", raising(OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        LogTail(store.path, shipping_of(store)._store_id, place + 1)
+    assert open_files() == opened
+
+
+def test_bodies_are_mapped_once_for_an_object_and_until_it_is_stored(tmp_path: Path, clock: ManualClock) -> None:
+    """Each map is a descriptor, and keeps its file on disk. Each group had its own, until the object after it."""
+    config = replace(CONFIG, replica=(tmp_path / "copy").as_uri())
+    with DelayedStore.open(tmp_path / "store", config, clock=clock) as store:
+        send(store)
+        shipping = shipping_of(store)
+        shipping.step()
+        opened, append = open_files(), shipping.bucket.append
+        for _ in range(20):
+            send(store)
+
+        def counted(*arguments: Any) -> None:
+            mapped.append([each for each in open_files() if each.endswith(".bodies")])
+            append(*arguments)
+
+        mapped = list[list[str]]()
+        with patch.object(shipping.bucket, "append", counted):
+            shipping.step()
+        (files,) = mapped
+        assert len(files) == len(set(files)) > 0
+        assert open_files() == opened
 
 
 def test_bodies_that_are_shipped_in_a_wrong_order_are_told_by_who_reads_the_copy(
