@@ -26,7 +26,22 @@ FAULTS = {
     "ids again": "a new leader goes on from the ids that it has, not from ids of its epoch",
     "heartbeat is the entry": "a number that a heartbeat of its opening took counts as the put of the store",
     "heartbeat deposes": "a heartbeat of its opening deposes the store",
+    "no look behind the heartbeat": "a store whose number a heartbeat took goes on behind whatever lies there",
 }
+
+BEGINNINGS: dict[str, tuple[str, ...]] = {
+    "a leader": (),
+    "an opening whose heartbeat comes late": (
+        "fences 1",
+        "arrives 1",
+        "leads 1",
+        "heartbeat 1",
+        "opens 1",
+        "puts an entry 1",
+        "arrives late 1",
+    ),
+}
+"""Steps from `start` to where looking begins: what follows the second lies behind millions of states from the first."""
 
 ENTRIES, EPOCHS, NUMBERS = 2, 3, 5
 """Bounds: entries that clients send, epochs, and numbers that heartbeats reach."""
@@ -228,7 +243,8 @@ def _leads(
             kept = tuple(each for each in state.log if each.seq > manifest.seq)
             yield "prunes", state._replace(log=kept, prunings=state.prunings + 1)
     elif put[1] == TAKEN and not (is_own and fault == "heartbeat is the entry"):
-        if is_own and state.log[-1].epoch == process.epoch and fault != "heartbeat deposes":
+        goes_on = is_own and (state.log[-1].epoch == process.epoch or fault == "no look behind the heartbeat")
+        if goes_on and fault != "heartbeat deposes":
             behind = process._replace(seq=state.log[-1].seq + 1, fresh=True)  # it has looked
             yield "goes on behind its heartbeat", _send(state, index, behind, put[0])
         else:
@@ -278,12 +294,14 @@ _Path = tuple[Any, str]
 """The path before, and a step."""
 
 
-def explore(fault: str | None, most: int) -> Explored:
-    """Look at up to `most` states, breadth first, and stop at the first that is wrong.
+def explore(fault: str | None, most: int, beginning: str) -> Explored:
+    """Look at up to `most` states behind a beginning, breadth first, and stop at the first that is wrong.
 
     A state that was met is known by its hash alone: of 10**7 a pair has the same with a probability of 3e-6.
     """
     first = start()
+    for step in BEGINNINGS[beginning]:
+        first = next(following for name, following in nexts(first, None) if name == step)
     met = {hash(first)}
     waiting: deque[tuple[State, _Path | None]] = deque([(first, None)])
     same: dict[object, Any] = {}
