@@ -355,17 +355,18 @@ class Engine:
         self._shutdown.run()
 
     def _stop(self) -> None:
-        if self.shipping is not None:
-            self.shipping.stop_manifests()
-        if self.tiers is not None:
-            self.tiers.close()
-        if self.control is not None and not self.state.forked:
-            self.control.stop()
-        self.upkeep.maintenance.stopping = True
+        if not self.state.forked:  # else the threads, and locks that they held at the fork, are the parent's
+            if self.shipping is not None:
+                self.shipping.stop_manifests()
+            if self.tiers is not None:
+                self.tiers.close()
+            if self.control is not None:
+                self.control.stop()
+            self.upkeep.maintenance.stopping = True
+            if self.waking.scheduler is not None:
+                self.waking.scheduler.stop()
         if self.metrics is not None:
             self.metrics.close()
-        if self.waking.scheduler is not None:
-            self.waking.scheduler.stop()
 
     def _persist(self) -> None:
         if not self.storage.read_only and self.storage.main.failed is None and not self.state.forked:

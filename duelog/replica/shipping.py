@@ -18,7 +18,6 @@ shipping. Who is told of a change once it is in the copy waits here (`wait_for`)
 """
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -224,7 +223,6 @@ class Shipping:
         self.has_resigned = False
         """True once the copy says that this leader has given its lease up."""
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
 
     # -- the life of an opening --------------------------------------------------------------------
 
@@ -352,7 +350,7 @@ class Shipping:
         """Break off a manifest that is being made, or pruning, and wait: a draft holds the store's environments."""
         with self._wake:
             self._closing, drafting = True, self._drafting
-        if drafting is not None and os.getpid() == self._process:
+        if drafting is not None:
             drafting.join()
 
     @property
@@ -365,13 +363,12 @@ class Shipping:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if os.getpid() == self._process:
-            if self._thread is not None:
-                self._thread.join()
-            if self.writer.lease_ms and not self.ended and self._drained:
-                with suppress(DuelogError, PutBefore):
-                    self._put(*self.writer.packed(self._clock.now_ms(), kind=RESIGNED))
-                    self.has_resigned = True
+        if self._thread is not None:
+            self._thread.join()
+        if self.writer.lease_ms and not self.ended and self._drained:
+            with suppress(DuelogError, PutBefore):
+                self._put(*self.writer.packed(self._clock.now_ms(), kind=RESIGNED))
+                self.has_resigned = True
         with self._wake:
             self.ended = True
             self._tell(_ALL)

@@ -18,7 +18,6 @@ In a store with a thread of its own another does the work, so that firing never 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import uuid
 from collections.abc import Callable
@@ -150,7 +149,6 @@ class Tiers:
         self._outcomes: list[tuple[Part, Exception | None]] = []
         """Outcomes of the thread's work, which the upkeep has still to hear of."""
         self._closing = False
-        self._process = os.getpid()
         self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._run, name="duelog-tiers", daemon=True)
@@ -256,7 +254,7 @@ class Tiers:
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        if self._thread is not None and os.getpid() == self._process:
+        if self._thread is not None:
             self._thread.join()
 
     # -- a day comes -------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """What is shipped, how doubts are settled, who is refused, and what a bucket that is down does to a store: nothing."""
 
 import itertools
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -434,6 +436,33 @@ def test_a_thread_ships_what_is_sent(bucket: FaultyBucket, tmp_path: Path, monke
     restored(bucket, tmp_path / "restored")
     with DelayedStore.open(tmp_path / "restored") as again:
         assert waiting(again) == {b"1", b"2", b"3", b"4"}
+
+
+def test_a_child_closes_what_it_has_inherited_whatever_the_parents_threads_hold(
+    bucket: FaultyBucket, tmp_path: Path
+) -> None:
+    """A replicated send is told with the lock in hand: each second child that was forked then waited for ever."""
+    held, forked = threading.Event(), threading.Event()
+    with DelayedStore.open(tmp_path / "store", StoreConfig(replica=URL), clock=SystemClock()) as store:
+        engine = store._engine
+        shipping, tiers, scheduler = shipping_of(store), present(engine.tiers), present(engine.waking.scheduler)
+
+        def hold() -> None:
+            with shipping._wake, tiers._wake, scheduler._condition.lock:
+                held.set()
+                forked.wait()
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            store.close()
+            os._exit(7)
+        forked.set()
+        holding.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_an_idle_store_puts_nothing(bucket: FaultyBucket, store: DelayedStore, clock: ManualClock) -> None:
