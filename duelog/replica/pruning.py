@@ -46,7 +46,8 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None 
 
     Raises ReplicaUnreachable.
     """
-    manifests, damaged = read_manifests(bucket)
+    young, listed = datetime.now(UTC) - timedelta(days=1), bucket.listing(FILES)
+    manifests, damaged = read_manifests(bucket)  # behind the list: it has nothing of who leads while this stands still
     if not manifests:
         return Pruned(0, 0, 0)
     old = [each for each in manifests if each.taken_ms <= now_ms - retention_ms]
@@ -58,10 +59,9 @@ def prune(bucket: Bucket, now_ms: int, retention_ms: int, *, making: int | None 
     numbers = [seq for seq in bucket.numbers() if seq < needed]
     bucket.delete([log_name(seq) for seq in numbers])
     named = {file.name for each in kept for file in each.files}
-    young = datetime.now(UTC) - timedelta(days=1)
     files = [
         each.name
-        for each in bucket.listing(FILES)
+        for each in listed
         if each.name.endswith(".mdb") and each.name not in named and not damaged
         if each.modified <= young or (making is not None and each.name.endswith(made_by(making)))
     ]

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 from unittest.mock import patch
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from duelog import DelayedStore, Finding, ManualClock, Message, StoreConfig, SystemClock
 from duelog.errors import ClockJumped, ForkFound, InvalidArgument, ReplicaRefused, ReplicaUnreachable
 from duelog.metrics import OF_REPLICA
-from duelog.replica import identity
+from duelog.replica import identity, pruning
 from duelog.replica.bucket import FILES, LOG, MANIFESTS, Bucket, Content, check_url, log_name, manifest_name
 from duelog.replica.log_object import unpack
 from duelog.replica.manifest import MAIN_START, Manifest, read_manifest
@@ -275,6 +276,29 @@ def test_a_file_of_a_manifest_that_is_being_made_is_pruned_by_its_maker_alone(
         assert bucket.get(young) == b""
     prune(bucket, clock.now_ms(), 0, making=1)
     assert bucket.get(young) is None
+
+
+def test_a_leader_that_stood_still_for_days_as_it_pruned_removes_nothing_of_the_next_one(
+    bucket: FaultyBucket, store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the manifests that it had read none named those files, and by its clock they were old."""
+    shipped(store, b"1")
+    name, read = f"{FILES}/main-1-1-00000000{made_by(2)}", pruning.read_manifests
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(days=2)
+
+    def stands_still(of: Bucket) -> tuple[list[Manifest], list[ReplicaDamaged]]:
+        found = read(of)
+        bucket.put(name, b"")
+        monkeypatch.setattr(pruning, "datetime", Later)
+        return found
+
+    monkeypatch.setattr(pruning, "read_manifests", stands_still)
+    prune(bucket, clock.now_ms(), 0, making=1)
+    assert bucket.get(name) == b""
 
 
 def test_a_clock_far_ahead_prunes_nothing(bucket: FaultyBucket, tmp_path: Path) -> None:
