@@ -7,7 +7,7 @@ again.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -80,9 +80,12 @@ class Turns:
                     await self._pause()
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Do a work on the standby's thread, and renew the lease meanwhile, where there is one to be renewed."""
-        loop = asyncio.get_running_loop()
-        working = loop.run_in_executor(self._thread, work)
+        """Do a work on the standby's thread, as `_renewing`."""
+        return await self._renewing(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    async def _renewing(self, work: Awaitable[T]) -> T:
+        """Wait for a work, and renew the lease meanwhile, where there is one to be renewed."""
+        loop, working = asyncio.get_running_loop(), asyncio.ensure_future(work)
         while not (await asyncio.wait([working], timeout=self._poll_s))[0]:
             await loop.run_in_executor(self._beats, self._standby.beat)
         return await working
@@ -126,7 +129,7 @@ class Turns:
             return False
         finally:
             if way is not None:
-                await way.close()
+                await self._renewing(way.close())
 
     async def _give_way(self) -> None:
         """Where this machine was handed over, and has resigned: wait for another to lead, as long as the lease."""
