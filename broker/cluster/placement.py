@@ -213,7 +213,7 @@ class CopyLeader:
         """
         before, bucket = self.urls, self._bucket
         try:
-            numbers = bucket.numbers(self._number or max(bucket.manifests(), default=0))
+            numbers = bucket.span(self._number or max(bucket.manifests(), default=0))
             if numbers and numbers[-1] != self._number:
                 address = read_object(bucket, numbers[-1]).maker.address
                 urls = tuple(url for url in address.split(",") if url.startswith("pulsar"))

@@ -194,16 +194,31 @@ class Bucket:
 
     def numbers(self, start: int = 0) -> list[int]:
         """The numbers of log objects from `start` on, ascending."""
-        return self._numbers(LOG, start)
+        return sorted(_numbers_of(self.listing(LOG, _before(start)), start))
 
     def manifests(self) -> list[int]:
         """The numbers that manifests stand at, ascending."""
-        return self._numbers(MANIFESTS, 0)
+        return sorted(_numbers_of(self.listing(MANIFESTS), 0))
 
-    def _numbers(self, folder: str, start: int) -> list[int]:
-        offset = f"{folder}/{start - 1:016d}" if start else None
-        names = [each.name.rpartition("/")[2] for each in self.listing(folder, offset)]
-        return sorted(int(name) for name in names if re.fullmatch("[0-9]{16}", name) and int(name) >= start)
+    def span(self, start: int = 0) -> range:
+        """The numbers from the first to the last log object of those from `start` on; they are dense in a whole log.
+
+        It lists a page here and there, by doubled and then halved steps: all of a week of log takes minutes.
+        """
+        if self.url.startswith("file:"):  # each page would read the whole directory, and has no order
+            found = self.numbers(start)
+            return range(found[0], found[-1] + 1) if found else range(0)
+        span, step, grows = range(0), 0, True
+        while True:
+            page = next(self._pages(LOG, _before(start + step)), [])
+            numbers = _numbers_of(page, start + step)
+            if numbers:
+                span = range(span.start if span else numbers[0], numbers[-1] + 1)
+                start = span.stop
+            if (numbers and len(page) < _PAGE) or not (numbers or step):
+                return span
+            grows = grows and bool(numbers)
+            step = max(2 * step, _PAGE) if grows else step // 2 if step > _PAGE else 0
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -255,13 +270,14 @@ class Bucket:
 
     def listing(self, folder: str, offset: str | None = None) -> list[Listed]:
         """The objects in a folder whose names come after `offset`."""
-        found: list[Listed] = []
+        return [each for page in self._pages(folder, offset) for each in page]
+
+    def _pages(self, folder: str, offset: str | None) -> Iterator[list[Listed]]:
         client = self._client() if folder in (LOG, MANIFESTS) else self._store
         with self._answered():
             for page in self._api.list(client, folder, offset=offset, chunk_size=_PAGE):
                 self._check()
-                found += [Listed(each["path"], each["size"], each["last_modified"]) for each in page]
-        return found
+                yield [Listed(each["path"], each["size"], each["last_modified"]) for each in page]
 
     def delete(self, names: list[str]) -> None:
         """Remove objects; one that is not there is passed over."""
@@ -297,6 +313,16 @@ def _timeouts(answer_s: float) -> dict[str, Any]:
 def log_name(seq: int) -> str:
     """Name of the log object of a number."""
     return f"{LOG}/{seq:016d}"
+
+
+def _before(seq: int) -> str | None:
+    """The name after which log objects from a number on are listed; None: all of them."""
+    return log_name(seq - 1) if seq else None
+
+
+def _numbers_of(objects: list[Listed], start: int) -> list[int]:
+    names = (each.name.rpartition("/")[2] for each in objects)
+    return [int(name) for name in names if re.fullmatch("[0-9]{16}", name) and int(name) >= start]
 
 
 def manifest_name(seq: int) -> str:

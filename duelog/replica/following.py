@@ -66,7 +66,7 @@ def failure_of(store: DelayedStore) -> DuelogError | None:
 
 def last_object(bucket: Bucket) -> LogObject | None:
     """The last object of a log; None: it has none. Raises ReplicaDamaged, ReplicaUnreachable."""
-    numbers = bucket.numbers(max(bucket.manifests(), default=0))  # a week of log is listed for a minute
+    numbers = bucket.span(max(bucket.manifests(), default=0))
     return find_object(bucket, numbers[-1]) if numbers else None
 
 

@@ -128,7 +128,7 @@ def claim(bucket: Bucket, path: Path, store_id: bytes, partition_ms: int) -> Shi
         )
     shipped = read_shipped(path, bucket.url)
     if shipped is None:
-        if bucket.numbers() or bucket.manifests():
+        if bucket.span() or bucket.manifests():
             raise ForkFound(
                 bucket.url,
                 f"has a log that was not shipped from {path}: that is a copy of the store, was restored, or was "

@@ -166,9 +166,10 @@ class LogWriter:
 
     def _look(self, seq: int) -> None:
         """See that no other has led since. Raises Deposed, ReplicaUnreachable."""
-        last = max(self._bucket.numbers(seq), default=0)
-        if (found := find_object(self._bucket, last) if last else None) is not None:
-            self.refuse_deposed(found.epoch, log_name(last))
+        numbers = self._bucket.span(seq)
+        found = find_object(self._bucket, numbers[-1]) if numbers else None
+        if found is not None:
+            self.refuse_deposed(found.epoch, log_name(found.seq))
         newest = newest_manifest(self._bucket)
         if newest is not None:
             self.refuse_deposed(newest.epoch, f"the manifest at {newest.seq}")

@@ -135,8 +135,7 @@ class ReplicaLog:
             if (content := self.bucket.read(self.seq)) is None:
                 return
             yield content
-        last = max(self.bucket.numbers(self.seq), default=0)
-        yield from self.bucket.read_each(self.seq, last + 1)
+        yield from self.bucket.read_each(self.seq, self.bucket.span(self.seq).stop)
 
     def _object(self, seq: int, content: _Read) -> tuple[LogObject, Iterator[Group]]:
         url, name = self.bucket.url, log_name(seq)

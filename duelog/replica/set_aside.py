@@ -32,7 +32,7 @@ from duelog.store.wal.segment import Group, RowKind, place_of
 from duelog.store.wal.write_batch import single_rows
 
 from .bucket import Bucket
-from .log_object import FENCE, read_object
+from .log_object import FENCE, find_object, read_object
 from .log_tail import LogLost, LogTail
 from .replica_status import MESSAGES, aside_of, tails_of
 
@@ -114,12 +114,21 @@ def _end_of(bucket: Bucket, epoch: int) -> int:
 
     Raises ReplicaDamaged, ReplicaUnreachable; LogLost: the fence was pruned.
     """
-    numbers = bucket.numbers()
-    at = bisect_right(numbers, epoch, key=lambda seq: read_object(bucket, seq).epoch)
+    numbers = bucket.span()
+    at = bisect_right(numbers, epoch, key=lambda seq: _epoch_at(bucket, numbers.start, seq))
     fence = read_object(bucket, numbers[at])
     if fence.kind != FENCE:
         raise LogLost("the end of what was shipped was pruned")
     return fence.begin
+
+
+def _epoch_at(bucket: Bucket, first: int, seq: int) -> int:
+    """The epoch at a number, by the object before where that one is lost."""
+    found = None
+    while found is None and seq >= first:
+        found = find_object(bucket, seq)
+        seq -= 1
+    return 0 if found is None else found.epoch
 
 
 def _messages(engine: Engine, groups: list[Group]) -> Iterator[dict[str, Any]]:

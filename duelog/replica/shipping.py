@@ -523,8 +523,9 @@ class Shipping:
         if self.manifest is not None:  # as old as it is by the clocks of machines, but not yet to come
             self._manifest_s -= min(max(self._clock.now_ms() - self.manifest.taken_ms, 0), MANIFEST_MS) / 1000
             self.writer.refuse_deposed(self.manifest.epoch, f"the manifest at {self.manifest.seq}")
-        numbers = bucket.numbers(0 if self.manifest is None else self.manifest.seq)
-        self.writer.seq = max(numbers, default=0 if self.manifest is None else self.manifest.seq)
+        manifested = 0 if self.manifest is None else self.manifest.seq
+        numbers = bucket.span(manifested)
+        self.writer.seq = numbers[-1] if numbers else manifested
         start, owner = None, ""
         if numbers:
             ends = max(source.next_place(), place_of(source.oldest_segment(), 0))

@@ -79,13 +79,13 @@ def test_a_bucket_that_is_down_leaves_the_last_leader_and_is_told_once(
     copy.put(1, "pulsar://one:6650")
     file.refresh()
 
-    def is_down(bucket: Bucket, start: int = 0) -> list[int]:
+    def is_down(bucket: Bucket, start: int = 0) -> range:
         raise ReplicaUnreachable(bucket.url, "is down")
 
     for _ in range(2):
         caplog.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(Bucket, "numbers", is_down)
+            patch.setattr(Bucket, "span", is_down)
             assert not file.refresh()
             assert not file.refresh()
             file.path.write_text(file.path.read_text() + "\n")
@@ -118,13 +118,13 @@ def test_a_look_lists_what_is_new_alone(tmp_path: Path, copy: Copy, monkeypatch:
         copy.put(1, "pulsar://one:6650")
     copy.bucket.put(manifest_name(2), b"")
     starts: list[int] = []
-    numbers = Bucket.numbers
+    span = Bucket.span
 
-    def noted(bucket: Bucket, start: int = 0) -> list[int]:
+    def noted(bucket: Bucket, start: int = 0) -> range:
         starts.append(start)
-        return numbers(bucket, start)
+        return span(bucket, start)
 
-    monkeypatch.setattr(Bucket, "numbers", noted)
+    monkeypatch.setattr(Bucket, "span", noted)
     file = file_of(tmp_path, copy.url)
     assert file.refresh()
     assert not file.refresh()

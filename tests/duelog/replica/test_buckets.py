@@ -11,7 +11,7 @@ import pytest
 
 from duelog import DelayedStore, ManualClock, StoreConfig
 from duelog.errors import ReplicaUnreachable
-from duelog.replica.bucket import AlreadyThere, Bucket
+from duelog.replica.bucket import AlreadyThere, Bucket, Listed
 from duelog.replica.identity import probe
 from duelog.replica.manifest import read_manifest
 from tests.conftest import START_MS, in_threads, present
@@ -101,6 +101,31 @@ def test_numbers_are_listed_from_one_on(bucket: Bucket) -> None:
     contents = dict.fromkeys((1, 2, 3, 12), b"abc")
     assert list(bucket.read_each(1, 30)) == [contents.get(seq) for seq in range(1, 30)]
     assert next(bucket.read_each(1, 30)) == b"abc"
+
+
+def test_the_first_and_last_number_are_found_in_few_pages(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is missing between, and whatever else lies there. Before, a week of log was listed whole."""
+    monkeypatch.setattr("duelog.replica.bucket._PAGE", 3)
+    chance, pages, there = Random(1), list[str](), set[int]()
+    listed = bucket._pages
+
+    def counted(folder: str, offset: str | None) -> Iterator[list[Listed]]:
+        pages.append(folder)
+        return listed(folder, offset)
+
+    monkeypatch.setattr(bucket, "_pages", counted)
+    bucket.put("log/other", b"")
+    for count in (0, 1, 2, 3, 4, 7, 30, 120):
+        while len(there) < count:
+            seq = chance.randrange(5, 8 + count)
+            if seq not in there:
+                bucket.append(seq, b"")
+                there.add(seq)
+        for start in (0, 1, 4, 6, 9, *(chance.randrange(2 * count + 9) for _ in range(3))):
+            wanted = [seq for seq in there if seq >= start]
+            pages.clear()
+            assert bucket.span(start) == (range(min(wanted), max(wanted) + 1) if wanted else range(0))
+            assert len(pages) <= 4 + 2 * (len(wanted) // 3).bit_length()
 
 
 def test_files_are_put_listed_downloaded_and_removed(bucket: Bucket, tmp_path: Path) -> None:

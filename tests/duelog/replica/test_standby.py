@@ -346,13 +346,13 @@ def test_a_machine_that_begins_lists_of_the_log_what_is_behind_the_newest_manife
         bench.ship(b"%d" % number)
     manifested(bench.leader)
     bench.leader.close()
-    listed, listing = list[tuple[str, str | None]](), bench.bucket.listing
+    listed, pages = list[tuple[str, str | None]](), bench.bucket._pages
 
-    def noted(folder: str, offset: str | None = None) -> list[Listed]:
+    def noted(folder: str, offset: str | None) -> Iterator[list[Listed]]:
         listed.append((folder, offset))
-        return listing(folder, offset)
+        return pages(folder, offset)
 
-    with patch.object(bench.bucket, "listing", noted):
+    with patch.object(bench.bucket, "_pages", noted):
         assert Standby(bench.path / "one", bench.bucket, lease_ms=LEASE_MS, elapsed=bench.elapsed).begin()
     newest = bench.bucket.manifests()[-1]
     assert [offset for folder, offset in listed if folder == "log"] == [log_name(newest - 1)]
@@ -368,6 +368,20 @@ def test_a_standby_that_cannot_set_a_tail_aside_says_that_its_disk_is_full(bench
     with full, pytest.raises(StoreFull):
         bench.follow("one")
     bench.follow("one")
+    assert [bytes(each.message.payload) for each in read_aside(bench.path / "one")[1]] == [b"told"]
+
+
+@pytest.mark.parametrize("lost", range(1, 5))
+def test_a_tail_is_listed_though_an_object_of_the_log_before_it_is_lost(bench: Bench, lost: int) -> None:
+    """The one before it says of what epoch it was."""
+    for number in range(4):
+        bench.ship(b"%d" % number)
+    follower = bench.follow("two")
+    bench.close_cut_off()
+    bench.take_over(follower)
+    bench.bucket.delete([log_name(lost)])
+    with pytest.raises(ReplicaDamaged):
+        bench.follow("one")
     assert [bytes(each.message.payload) for each in read_aside(bench.path / "one")[1]] == [b"told"]
 
 
@@ -631,7 +645,7 @@ def test_a_standby_that_is_cut_off_behind_what_it_has_read_waits_for_the_lease_o
     bench.pass_lease(0.6)
     bench.ship(b"1")
     bench.ship(b"2")
-    cut_off = patch.object(bench.bucket, "numbers", raising(ReplicaUnreachable(URL, "is cut off")))
+    cut_off = patch.object(bench.bucket, "span", raising(ReplicaUnreachable(URL, "is cut off")))
     with cut_off, pytest.raises(ReplicaUnreachable):
         follower.step()
     bench.pass_lease(0.6)
@@ -643,13 +657,13 @@ def test_a_standby_lists_nothing_while_objects_come_one_by_one(bench: Bench, mon
     """It reads the next number, which costs a fraction; of many that have come, the rest is listed and read ahead."""
     follower = bench.follow("two")
     folders: list[str] = []
-    listing = bench.bucket.listing
+    pages = bench.bucket._pages
 
-    def noted(folder: str, offset: str | None = None) -> list[Listed]:
+    def noted(folder: str, offset: str | None) -> Iterator[list[Listed]]:
         folders.append(folder)
-        return listing(folder, offset)
+        return pages(folder, offset)
 
-    monkeypatch.setattr(bench.bucket, "listing", noted)
+    monkeypatch.setattr(bench.bucket, "_pages", noted)
     for number in range(3):
         bench.ship(b"%d" % number)
         assert not follower.step()
