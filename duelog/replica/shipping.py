@@ -622,10 +622,9 @@ class Shipping:
         while writer.pending is not None or (self._marks and not self._stopping):
             if writer.pending is None:
                 writer.pending = self._next_object()
-                if writer.pending is None:
-                    continue
-            self._put(*writer.pending)
-            self._is_reached()
+            if writer.pending is not None:
+                self._put(*writer.pending)
+            self._is_reached()  # also behind the end of a segment, for which there is no object
         if self._tail is not None and writer.pending is None and (writer.end == end or writer.end >> 32 != end >> 32):
             self.kept.passed_bodies(self._tail.place, source.next_place)  # now and then: it looks at each of them
         self._note_waiting()

@@ -17,7 +17,7 @@ from duelog.replica.manifest import Manifest
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.replica.shipping import Draft, Shipping
 from tests.conftest import OpenStore, in_threads, present
-from tests.duelog.replica.faulty import URL, FaultyBucket, restored, ship, shipping_of
+from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of
 
 REPLICATED = StoreConfig(replica=URL, durability="replicated", replicated_timeout_ms=200)
 LOCAL = StoreConfig(replica=URL, replicated_timeout_ms=200)
@@ -310,3 +310,16 @@ def test_nobody_waits_for_pruning(bucket: FaultyBucket, tmp_path: Path, monkeypa
     with pytest.raises(ClosedError):
         present(shipping._manifests).prune(present(shipping.manifest), 1 << 60)
     assert bucket.listing(FILES)
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_call_that_changes_nothing_in_a_store_that_was_opened_again_need_not_wait(open_store: OpenStore) -> None:
+    """Its log goes on in the next segment. Before, the call ended with NotReplicated, after replicated_timeout_ms."""
+    store = open_store(config=REPLICATED)
+    message_id = store.topic("a").send(b"", deliver_after=DAY_S)
+    assert store.topic("a").cancel(message_id)
+    manifested(store)
+    for _ in range(3):
+        store.close()
+        store = open_store(config=REPLICATED)
+        assert store.topic("a").cancel(message_id)
