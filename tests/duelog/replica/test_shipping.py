@@ -86,11 +86,15 @@ def test_a_put_whose_answer_is_lost_is_not_put_again(fault: str, bucket: FaultyB
     assert shipping_of(store).state().error is None
 
 
-def test_a_number_that_another_writer_took_is_a_fork(bucket: FaultyBucket, store: DelayedStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", ["another", "a copy of its machine as it ran"])
+def test_a_number_that_another_writer_took_is_a_fork(
+    who: str, bucket: FaultyBucket, store: DelayedStore, tmp_path: Path
+) -> None:
     """Nothing is shipped any more, the store goes on, and every reader that comes later sees what was there."""
     shipped(store, b"1")
     last = log_of(bucket)[-1]
-    bucket.put(log_name(last.seq + 1), last._replace(seq=last.seq + 1, owner="another").pack())
+    taken = last._replace(seq=last.seq + 1, owner=who if who == "another" else last.owner)
+    bucket.put(log_name(last.seq + 1), taken.pack())
     store.topic("a").send(b"2", deliver_after=100)
     with pytest.raises(ForkFound, match=log_name(last.seq + 1)):
         shipping_of(store).step()

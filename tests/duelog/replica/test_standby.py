@@ -262,14 +262,17 @@ def test_of_two_standbys_one_leads_and_the_other_follows_it(bench: Bench) -> Non
 
 
 def test_a_fence_whose_answer_is_lost_is_found(bench: Bench) -> None:
-    """It leads by the next look, without another fence."""
+    """It leads by the next look, without another fence; its lease counts from when that was put."""
     follower = bench.follow("two")
     bench.bucket.faults = iter(("lost",))
     bench.pass_lease()
     with pytest.raises(ReplicaUnreachable):
         follower.step()
+    bench.pass_lease(0.4)
     assert follower.step()
     assert follower.epoch == 2
+    follower.beat()
+    assert [each.kind for each in log_of(bench.bucket)][-2:] == [FENCE, HEARTBEAT]
 
 
 def test_a_leader_that_takes_longer_than_the_lease_to_open_is_not_followed_by_another(bench: Bench) -> None:
@@ -313,6 +316,9 @@ def test_a_leader_that_takes_longer_than_the_lease_to_open_is_not_followed_by_an
         assert (three.epoch, waiting(store)) == (2, {b"1"})
         objects = len(log_of(bench.bucket))
         two.beat()
+        creations = bench.bucket.creations
+        two.beat()
+        assert bench.bucket.creations == creations  # the store has put its own under the number
         two.opened()
         bench.pass_lease(0.4)
         two.beat()
