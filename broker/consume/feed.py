@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 from ...delivery.consumer_arguments import Failover
 from ...delivery.dispatcher import SubscriptionType as EngineType
-from ...delivery.key_slots import KeyShared, Parts
+from ...delivery.key_slots import KeyShared, Parts, PartsOfKey
 from ...store.errors import CorruptRecord, InvalidArgument
 from ...store.message import MAX_DUE_MS
 from ...store.position import MAX_ID, MessageId
@@ -87,7 +87,8 @@ def sharing_of(asked: commands.KeySharedMeta | None) -> KeyShared:
 def order_by(payload: bytes, key: str | None) -> int | str | None:
     """The sticky hash of a stored message; None: it has no key, and is no part of another one."""
     try:
-        return entry.unpack(payload).sticky_hash or message_in_chunks(payload, key)
+        number = entry.unpack(payload).sticky_hash or message_in_chunks(payload, key)
+        return PartsOfKey(number) if isinstance(number, int) and entry.is_chunk(payload) else number
     except CorruptRecord:  # a program sent it, not a client
         return None if key is None else entry.hash_of(key.encode())
 

@@ -10,8 +10,8 @@ when the one before has acknowledged, given back or lost what it held of it. Oth
 
 A key belongs to the consumer that ``key_slots.py`` says; it is the message's key, or what stands for it
 (``KeyShared``). Messages without one go to any consumer. What only one consumer can put together has a key that stays
-with it (``Parts``), in shared subscriptions too. Out of order both invariants are lifted: a message goes to its
-key's owner.
+with it while it holds any of it (``Parts``, ``PartsOfKey``), in shared subscriptions too. Out of order both invariants
+are lifted: a message goes to its key's owner.
 
 Deliberately in memory only, and only for keys of which a message is held or queued: some 60 bytes a message and
 130 a key. The bodies of messages kept back are not kept; they are read again.
@@ -26,7 +26,7 @@ from duelog.store.errors import BrokenInvariant
 from duelog.store.position import Position
 from duelog.store.received_messages import ReceivedMessages
 
-from .key_slots import KeyShared, KeySlots, Parts, Ranges
+from .key_slots import KeyShared, KeySlots, Parts, PartsOfKey, Ranges
 from .position_set import PositionSet
 
 
@@ -102,18 +102,20 @@ class DeliveryOrder:
 
 
 _BY_KEY = KeyShared()
+_STAYING = (Parts, PartsOfKey)
 
 
 class _Key:
     """A key of which some message is held, ready or awaiting redelivery."""
 
-    __slots__ = ("held", "holder", "name", "owner", "parked", "queued", "waiting")
+    __slots__ = ("held", "holder", "name", "owner", "parked", "queued", "stays", "waiting")
 
     def __init__(self, name: str | int) -> None:
         self.name = name
         self.owner: int | None = None  # the consumer that is to have it, once known; valid until the consumers change
         self.holder: int | None = None  # the consumer that holds messages of it
         self.held = 0  # how many
+        self.stays = False  # with its holder when the consumers change: that may hold the first parts of a message
         self.queued = 0  # how many messages of it are ready, parked or awaiting redelivery
         self.parked: PositionSet | None = None  # ready but not to be handed out before something else happens
         self.waiting: PositionSet | None = None  # nacked or overdue, until their time comes
@@ -322,15 +324,15 @@ class KeyOrder(DeliveryOrder):
         if key is None:
             key = self._keys[name] = _Key(name)
             key.owner = self._owner_of(key)
+        if isinstance(name, _STAYING):
+            key.stays = True
         return key
 
     def _owner_of(self, key: _Key) -> int | None:
-        if not isinstance(key.name, Parts):
-            return self._slots.owner_of(key.name)
-        if key.held:
+        if key.stays and key.held:
             return key.holder
         owner = self._slots.owner_of(key.name)
-        return min(self._slots.consumers, default=None) if owner is None else owner
+        return min(self._slots.consumers, default=None) if owner is None and isinstance(key.name, Parts) else owner
 
     def _ready_of(self, key: _Key) -> PositionSet:
         ready = self._ready.get(key.owner)
@@ -377,8 +379,7 @@ class KeyOrder(DeliveryOrder):
             for ledger_id, entry_id in ready:
                 key = self._key_at[ledger_id][entry_id]
                 queued[key.name] += 1
-                stays = isinstance(key.name, Parts)
-                if key.owner != owner or (owner != self._slots.owner_of(key.name) and not stays):
+                if key.owner != owner or (owner != self._slots.owner_of(key.name) and not key.stays):
                     raise BrokenInvariant(f"a ready message of key {key.name!r} is kept for {owner}, not {key.owner}")
         for name, key in self._keys.items():
             if key.queued != queued[name] or key.held != tracked[name] - queued[name] or key.held + key.queued < 1:

@@ -35,6 +35,12 @@ class Parts(str):
     __slots__ = ()
 
 
+class PartsOfKey(int):
+    """The number of a key, of a message of which the parts are of use together only: the key stays as `Parts` do."""
+
+    __slots__ = ()
+
+
 Ranges = Sequence[tuple[int, int]]
 OrderBy = Callable[[bytes, str | None], int | str | None]
 

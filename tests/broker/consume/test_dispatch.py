@@ -32,14 +32,19 @@ async def test_permits_count_messages_and_go_below_zero_by_a_batch(here: Consumi
     assert texts(peer) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("kind", [SHARED, commands.SubscriptionType.KEY_SHARED])
-async def test_the_parts_of_a_message_in_chunks_go_to_one_consumer(here: Consuming, kind: Any) -> None:
-    """No other could put them together: not one that comes amid them either. Whole messages go to all."""
+async def test_the_parts_of_a_message_in_chunks_go_to_one_consumer(here: Consuming, kind: Any, keyed: bool) -> None:
+    """No other could put them together: not one that comes amid them either. Whole messages go to all.
+
+    Where a key moved, the rest waited until clients gave the first parts up, and had lost the message.
+    """
 
     def send(part: int) -> None:
         for message in range(20):
             blob = blob_of(b"%d" % part, message)
-            here.topic.send(entry.pack(entry.Header(entry.CHUNK, 0, 1, 1), blob))
+            number = entry.hash_of(b"%d" % message) if keyed else 0
+            here.topic.send(entry.pack(entry.Header(entry.CHUNK, number, 1, 1), blob))
         here.send(*"abcdef")
 
     peers = [FakePeer() for _ in range(4)]

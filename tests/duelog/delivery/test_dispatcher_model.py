@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
-from duelog.delivery.key_slots import KeyShared, KeySlots, Parts
+from duelog.delivery.key_slots import KeyShared, KeySlots, Parts, PartsOfKey
 from duelog.delivery.position_set import group_by_ledger
 from duelog.markers.reader import Unacknowledged
 from duelog.store.errors import InvalidArgument
@@ -357,6 +357,16 @@ class StickyPartsMachine(StickyMachine):
     how = KeyShared(parts_of)
 
 
+class PartsOfKeysMachine(StickyMachine):
+    """Ranges, and keys of which all messages are in parts."""
+
+    how = KeyShared(
+        lambda _, key: (
+            None if key is None else PartsOfKey(65_536 + 12_000 * (ord(key) - ord("a"))) if key < "c" else key
+        )
+    )
+
+
 EXAMPLES = length("DUELOG_EXAMPLES", 15, 50)
 
 for machine in (
@@ -371,6 +381,7 @@ for machine in (
     SharedPartsMachine,
     PartsAmongKeysMachine,
     StickyPartsMachine,
+    PartsOfKeysMachine,
 ):
     examples = length("DUELOG_EXAMPLES", 30, 120) if machine is KeySharedMachine else EXAMPLES
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
@@ -386,6 +397,7 @@ TestStickyOutOfOrder = pytest.mark.series(StickyOutOfOrderMachine.TestCase)
 TestSharedParts = pytest.mark.series(SharedPartsMachine.TestCase)
 TestPartsAmongKeys = pytest.mark.series(PartsAmongKeysMachine.TestCase)
 TestStickyParts = pytest.mark.series(StickyPartsMachine.TestCase)
+TestPartsOfKeys = pytest.mark.series(PartsOfKeysMachine.TestCase)
 
 
 def test_parts_stay_with_the_consumer_that_holds_one_when_others_come() -> None:

@@ -7,7 +7,7 @@ from pyroaring import BitMap
 
 from duelog.delivery.acks import AckSet
 from duelog.delivery.dispatcher import Dispatcher, SubscriptionType
-from duelog.delivery.key_slots import KeyShared, KeySlots, Parts
+from duelog.delivery.key_slots import KeyShared, KeySlots, Parts, PartsOfKey
 from duelog.markers.reader import Unacknowledged
 from duelog.store.message import ReceivedMessage
 from duelog.store.position import Position
@@ -156,15 +156,16 @@ class Twin:
 
     def owner(self, key: str | int) -> int | None:
         slots = KeySlots(self.consumers, self.ranges) if self.ranges else _slots(tuple(self.consumers))
-        if not isinstance(key, Parts):
+        if not isinstance(key, Parts | PartsOfKey):
             return slots.owner_of(key)
         if not any(self.key(at) == key for at in [*self.held, *self.waiting, *self.ready]):
             self.owners.pop(key, None)
         owner = slots.owner_of(key)
-        return self.owners.setdefault(key, min(self.consumers) if owner is None else owner)
+        return self.owners.setdefault(key, min(self.consumers) if owner is None and isinstance(key, Parts) else owner)
 
     def consumers_changed(self) -> None:
-        self.owners = {key: who for at, (who, _) in self.held.items() if isinstance(key := self.key(at), Parts)}
+        keys = {at: self.key(at) for at in self.held}
+        self.owners = {key: self.held[at][0] for at, key in keys.items() if isinstance(key, Parts | PartsOfKey)}
 
     def peek(self, consumer_id: int, count: int) -> list[Position]:
         return [position for position in sorted(self.ready) if self.may_have(position, consumer_id)][:count]
