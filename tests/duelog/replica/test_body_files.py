@@ -304,6 +304,51 @@ def test_bodies_are_mapped_once_for_an_object_and_until_it_is_stored(tmp_path: P
         assert open_files() == opened
 
 
+def test_a_store_that_ships_has_one_file_of_its_log_open_for_that(store: DelayedStore, bucket: FaultyBucket) -> None:
+    """Whether it goes on in the next segment, looks for the end once more, or has lost what it was to read next.
+
+    Once it is closed it has none.
+    """
+    shipping, counts = shipping_of(store), set[int]()
+    for attach in (none, Shipping._attach_again, give_up):
+        for _ in range(3):
+            applied(store)
+            attach(shipping)
+            send(store)
+            ship(store)
+            counts.add(sum(not each.endswith(".bodies") for each in open_files()))
+    assert max(counts) - min(counts) <= 1  # none where it has been told of all that it ships
+    store.close()
+    assert open_files() == []
+
+
+def none(_: Shipping) -> None:
+    """Do nothing."""
+
+
+def give_up(shipping: Shipping) -> None:
+    """Have the log be given up, as where it takes more than `replica_keep_bytes`."""
+    shipping.kept.lost = True
+
+
+def test_a_body_file_that_goes_behind_the_look_stays_for_the_group_that_was_written_meanwhile(tmp_path: Path) -> None:
+    """The place is that of the next group, and the one before it may name the file."""
+    (tmp_path / "wal").mkdir()
+    first = tmp_path / "7.bodies"
+    first.write_bytes(b"bodies")
+    log = KeptLog(tmp_path, MIB)
+    log.keep_bodies(first)
+
+    def written() -> int:
+        first.unlink(missing_ok=True)
+        return 1
+
+    log.passed_bodies(1, written)
+    assert (tmp_path / "wal" / "bodies" / first.name).exists()
+    log.passed_bodies(1, written)
+    assert not (tmp_path / "wal" / "bodies" / first.name).exists()
+
+
 def test_bodies_that_are_shipped_in_a_wrong_order_are_told_by_who_reads_the_copy(
     store: DelayedStore, bucket: FaultyBucket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

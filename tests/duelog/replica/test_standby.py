@@ -3,6 +3,7 @@
 import errno
 import itertools
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig
+from duelog import DelayedStore, ManualClock, Message, MessageId, StoreConfig, SystemClock
 from duelog.errors import (
     Deposed,
     DocumentChanged,
@@ -179,6 +180,29 @@ def test_a_leader_that_renews_its_lease_is_not_followed_by_another(bench: Bench)
     shipping_of(bench.leader).step()  # late, and before the fence
     assert not follower.step()
     bench.leader.topic("a").send(b"x")
+
+
+def test_a_leader_that_is_cut_off_tries_again_several_times_in_a_lease(bucket: FaultyBucket, tmp_path: Path) -> None:
+    """However often it has failed: it leads on as soon as the bucket is back."""
+    waits, enough = list[float](), threading.Event()
+    config = StoreConfig(replica=URL, lease_ms=1_000)
+    with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
+        shipping = shipping_of(store)
+        wait = shipping._wake.wait
+
+        def noted(timeout_s: float) -> bool:
+            if shipping.error is None:
+                return wait(timeout_s)
+            waits.append(timeout_s)
+            if len(waits) == 8:
+                enough.set()
+            return wait(0.001)
+
+        with patch.object(shipping._wake, "wait", noted):
+            bucket.is_down = True
+            assert enough.wait(60)
+            bucket.is_down = False
+    assert max(waits) <= 0.25
 
 
 def test_a_leader_says_at_once_where_clients_find_it(bench: Bench) -> None:
