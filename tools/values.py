@@ -24,6 +24,8 @@ MIN_DEAD_RATIO = 0.3
 """Share of a partition's bytes that can go from which on compaction rewrites it, unless it is told another."""
 
 _MOST_NAME_BYTES = 200
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(/|$)")
+"""As a path has it, with one slash of the two."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 """The last of the year 9999."""
@@ -127,9 +129,19 @@ def require_store(path: Path) -> None:
     from ..opening import refuse_standby
 
     refuse_standby("STORE", path)
+    refuse_url("STORE", path)
     if not path.exists():
         raise InvalidArgument("STORE", str(path), "there is no such directory; `duelog init` makes a store")
     raise InvalidArgument("STORE", str(path), "this is no store: it has no file named STORE")
+
+
+def refuse_url(field: str, path: Path) -> None:
+    """Raise InvalidArgument for a path that was meant as a URL, where no directory is of that name."""
+    if _URL.match(str(path)) and not path.exists():
+        reason = (
+            "expected a directory; the URL of a copy to read is s3://bucket/prefix, gs://, az:// or file:///directory"
+        )
+        raise InvalidArgument(field, str(path), reason)
 
 
 @contextmanager

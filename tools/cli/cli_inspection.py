@@ -16,7 +16,7 @@ from ...store.errors import DuelogError, InvalidArgument, short_names
 from ...store.files.directory import DISK_PARTS, refuse_inside
 from ...store.position import MAX_ID
 from .. import output as out
-from ..values import alone, iso_time, require_store, time_ms
+from ..values import alone, iso_time, refuse_url, require_store, time_ms
 from .options import Place, Store, Stores, argument, asked, end_fleet, in_fleet, option
 
 if TYPE_CHECKING:
@@ -291,6 +291,8 @@ def audit(
         raise InvalidArgument("STORE", given, "expected a store, or --from-parquet with an export")
     if html and (out.in_json() or is_fleet(stores or [])):
         raise InvalidArgument("--html", html, "expected one store, and no --json")
+    if output is not None:
+        refuse_url("--output", output)
     if stores and is_fleet(stores):
         from ..spark.spark_jobs import audit_fleet
 

@@ -16,7 +16,17 @@ import typer
 
 from ...store.errors import InvalidArgument
 from ..output import answer, in_json, printable, progress_bar, say, size_text, write_json, write_json_lines, write_line
-from ..values import alone, extra, iso_time, open_to_write, require_store, settings_of, time_ms, time_range_ms
+from ..values import (
+    alone,
+    extra,
+    iso_time,
+    open_to_write,
+    refuse_url,
+    require_store,
+    settings_of,
+    time_ms,
+    time_range_ms,
+)
 from .cli_messages import AllowPast
 from .options import TOKEN, Master, Store, Stores, argument, asked, end_fleet, in_fleet, option
 
@@ -194,6 +204,7 @@ def export(
     wanted = Wanted.of(topic or None, partition or None, *time_range_ms(from_, until))
     if not stores:
         raise InvalidArgument("STORE", None, "expected the directory of a store")
+    refuse_url("DEST", dest)
     if is_fleet(stores):
         from ..spark.spark_jobs import export_fleet
 

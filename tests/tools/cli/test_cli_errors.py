@@ -192,3 +192,22 @@ def test_a_seek_to_nowhere_names_the_options_and_no_empty_list(path: Path) -> No
     """Of several that are given the error shows the values."""
     assert refused("seek", path, "t", "s") == "duelog: --to: expected one of --to, --due and --published\n"
     assert "--to=['earliest', " in refused("seek", path, "t", "s", "--to", "earliest", "--due", FUTURE_MS)
+
+
+@pytest.mark.parametrize(
+    "command", ["audit s4://b/x", "drain file:///b --to x", "export data s3://b/x", "stats s3://b"]
+)
+def test_a_url_in_place_of_a_directory_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """An export went into a directory named `s3:`, and others said how a store is made."""
+    monkeypatch.chdir(tmp_path)
+    make_store(tmp_path / "data").close()
+    assert "expected a directory; the URL of a copy to read is s3://bucket/prefix" in refused(*command.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_report_is_written_to_no_url(tmp_path: Path) -> None:
+    """It ended with a traceback."""
+    make_store(tmp_path / "data").close()
+    assert "expected a directory" in refused("audit", tmp_path / "data", "--output", "s3://b/x")
