@@ -1,7 +1,7 @@
 """Three brokers that lead by turns, SeaweedFS and clients, each on a machine of its own: what happens when one fails.
 
 `DUELOG_TAKEOVERS=1000` has so many events, in the proportion of `EVENTS`, by a seed; up to 9 are the first of them.
-Each hundred has a log of its own: who follows anew reads all of it, as there is no manifest within the hour.
+Twenty-five have a log of their own: who follows anew reads all of it, as there is no manifest within the hour.
 """
 
 import json
@@ -42,7 +42,7 @@ EVENTS = {
 }
 """What happens, to the leader unless it says otherwise, and how often in `sum(EVENTS.values())` times."""
 TAKEOVERS = length("DUELOG_TAKEOVERS", 4, 1_000)
-ROUND = 100
+ROUND = 25
 NAMES = ("one", "two", "three")
 SETTINGS = """
 [store]
