@@ -189,8 +189,6 @@ class Withdrawals:
             if found.unreadable:
                 raise found.unreadable[0]
         due_ms, bodies = max(due_ms, now_ms), _bodies(logs)
-        states = self._entries.states(log.topic_id, logs, outcomes)
-        bodies = {row: body for row, body in bodies.items() if states[row] is None}  # the rest stays as it is
         keys, place = _keys(bodies), self._entries.place(held, log.topic_id, due_ms, now_ms) if bodies else None
         new = Successors(log, [due_ms] * len(ids), bodies, {row: (ids[row], None) for row in bodies})
 

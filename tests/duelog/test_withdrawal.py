@@ -31,20 +31,6 @@ def test_a_cancel_that_finds_no_room_cancels_nothing(
     assert [message.payload for message in reader.receive(10)] == [b"x"]
 
 
-def test_rescheduling_what_is_not_pending_any_more_takes_no_ledger_id(
-    topic: Topic, reader: Subscription, clock: ManualClock
-) -> None:
-    """It took one for the log of the new due time's day."""
-    fired, cancelled, moved = (topic.send(payload, deliver_after=1) for payload in (b"x", b"y", b"z"))
-    topic.cancel(cancelled)
-    topic.reschedule(moved, deliver_after=60)
-    clock.advance(1_000)
-    assert [message.payload for message in reader.receive(10)] == [b"x"]
-    before = topic.send(b"a", deliver_after=120)
-    assert topic.reschedule_batch([fired, cancelled, moved], deliver_after=3_600) == [None, None, None]
-    assert topic.send(b"b", deliver_after=180).ledger_id == before.ledger_id + 1
-
-
 def test_a_cancellation_in_a_day_far_away_opens_nothing(
     open_store: OpenStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
