@@ -17,7 +17,7 @@ import pytest
 from duelog import DelayedStore, ManualClock, Message, StoreConfig
 from duelog.cleanup.compaction import hand_over, stage_generation
 from duelog.errors import DuelogError, ReplicaDamaged, ReplicaRefused, StoreFull
-from duelog.replica import manifest
+from duelog.replica import log_tail, manifest
 from duelog.replica.bucket import log_name
 from duelog.replica.log_object import unpack
 from duelog.replica.log_tail import KeptLog, LogTail
@@ -204,6 +204,20 @@ def test_every_group_is_in_the_copy_though_descriptors_run_out_as_the_log_is_rea
             shipping_of(store).step()
     ship(store)
     assert [raw.position for made in log_of(bucket) for raw in made.raw][-len(written) :] == written
+
+
+def test_groups_that_wait_for_the_bucket_take_no_more_memory_than_they_may(
+    store: DelayedStore, bucket: FaultyBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are read back, in their order."""
+    monkeypatch.setattr(log_tail, "_HEARD_BYTES", 10_000)
+    tail, first = present(shipping_of(store)._tail), place(store) + 1
+    for _ in range(40):
+        store.topic("t").send(b"x" * 1_000, deliver_after=7_200)
+        assert tail._heard_bytes == sum(len(group.content) for group in tail._heard) <= 10_000
+    ship(store)
+    shipped = [raw.position for made in log_of(bucket) for raw in made.raw]
+    assert shipped[shipped.index(first) :] == list(range(first, place(store) + 1))
 
 
 def test_every_group_is_in_the_copy_though_an_interrupt_comes_as_the_log_was_read(

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,7 +17,7 @@ from duelog.replica.log_object import unpack
 from duelog.replica.manifest import Manifest
 from duelog.replica.manifest_files import ManifestFiles
 from duelog.replica.shipping import Draft, Shipping
-from tests.conftest import OpenStore, in_threads, present
+from tests.conftest import OpenStore, in_threads, present, raising
 from tests.duelog.replica.faulty import URL, FaultyBucket, manifested, restored, ship, shipping_of
 
 REPLICATED = StoreConfig(replica=URL, durability="replicated", replicated_timeout_ms=200)
@@ -282,6 +283,16 @@ def test_who_waits_for_the_first_manifest_keeps_no_thread_busy(
         made.set()
         sent.result(30)
         assert not is_busy
+
+
+def test_an_error_that_was_not_foreseen_ends_shipping_and_is_told(bucket: FaultyBucket, tmp_path: Path) -> None:
+    """Who waits for the copy need not wait for as long as it may take."""
+    config = StoreConfig(replica=URL, durability="replicated")
+    with DelayedStore.open(tmp_path / "store", config, clock=SystemClock()) as store:
+        failing = patch.object(Shipping, "_ship", raising(RuntimeError("says the test")))
+        with failing, pytest.raises(NotReplicated, match="shipping has failed: RuntimeError"):
+            store.topic("a").send(b"x")
+        assert shipping_of(store).state().ended
 
 
 def test_nobody_waits_for_pruning(bucket: FaultyBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1136,6 +1136,22 @@ def test_a_leader_that_could_not_ship_all_does_not_resign(bench: Bench) -> None:
     assert bench.waiting("two") == {b"told"}
 
 
+def test_a_leader_whose_thread_could_not_ship_all_does_not_resign(bucket: FaultyBucket, tmp_path: Path) -> None:
+    """Nor does one whose thread ships, where the bucket answers again as that ends."""
+    end = Shipping.end
+
+    def ends(shipping: Shipping) -> None:
+        bucket.is_down = False
+        end(shipping)
+
+    store = DelayedStore.open(tmp_path / "store", CONFIG, clock=SystemClock())
+    bucket.is_down = True
+    store.topic("a").send(b"told", deliver_after=DAY_S)
+    with patch.object(Shipping, "end", ends):
+        store.close()
+    assert RESIGNED not in [each.kind for each in log_of(bucket)]
+
+
 def test_a_replicated_send_is_never_told_behind_the_fence(bench: Bench) -> None:
     """The deposed leader says that it is not replicated, and the standby does not have it."""
     config = StoreConfig(replica=URL, lease_ms=LEASE_MS, durability="replicated", replicated_timeout_ms=100)
