@@ -5,7 +5,7 @@ id of an entry when it has it locally, and acknowledges it as replicated when it
 time after they were sent, also after their sender gave up waiting; answers are lost; a manifest is written and the log
 pruned. There is no clock but `fresh`: the leader's last success, or its look at the log's end as it opens, lies within
 the lease. A new leader opens its store first, and puts heartbeats meanwhile; the store goes on where it finds the log's
-end, as another maker of objects, while a heartbeat may be on its way.
+end, as another maker of objects, while heartbeats may be on their way, and more may follow.
 
 What must hold: the copy, and who leads by the newest epoch, have every replicated entry; no id was told for two
 entries; a leader is deposed only by a higher epoch.
@@ -213,6 +213,12 @@ def _steps(
             yield "opens", _with(state, index, opened)
         else:
             yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
+    if role == LEADS and process.opened:  # the thread of its heartbeats has not heard of it yet
+        beats = (each.seq for each in state.log if (each.owner, each.epoch) == (index, process.epoch))
+        following = max(beats, default=NUMBERS) + 1
+        if following <= NUMBERS and following not in there:
+            beat = LogObject(following, process.epoch, NOTHING, index)
+            yield "beats on", state._replace(wire=state.wire | {beat})
     if role in (OPENS, LEADS):
         yield from _leads(state, there, index, process, fault)
 
