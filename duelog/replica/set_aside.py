@@ -117,7 +117,7 @@ def _end_of(bucket: Bucket, epoch: int) -> int:
     numbers = bucket.span()
     at = bisect_right(numbers, epoch, key=lambda seq: _epoch_at(bucket, numbers.start, seq))
     fence = read_object(bucket, numbers[at])
-    if fence.kind != FENCE:
+    if (fence.kind, fence.epoch) != (FENCE, epoch + 1):
         raise LogLost("the end of what was shipped was pruned")
     return fence.begin
 

@@ -415,6 +415,21 @@ def test_a_tail_is_listed_though_an_object_of_the_log_before_it_is_lost(bench: B
     assert [bytes(each.message.payload) for each in read_aside(bench.path / "one")[1]] == [b"told"]
 
 
+def test_a_tail_whose_fence_was_pruned_is_kept_whole(bench: Bench) -> None:
+    """Before, where the log began with the fence behind that, it counted as shipped, and was removed."""
+    bench.ship(b"1")
+    bench.close_cut_off()
+    for name in ("two", "three"):
+        bench.take_over(bench.follow(name))
+    fences = [each.seq for each in log_of(bench.bucket) if each.kind == FENCE]
+    bench.bucket.delete([log_name(seq) for seq in bench.bucket.numbers() if seq < fences[1]])
+    with pytest.raises(ReplicaDamaged):
+        bench.follow("one")
+    assert read_aside(bench.path / "one") == {1: []}
+    with DelayedStore.open(bench.path / "one.diverged" / "1" / "store", clock=bench.clock) as store:
+        assert waiting(store) == {b"1", b"told"}
+
+
 @pytest.mark.parametrize("fault", ["lost", "late", "down", "twice"])
 def test_a_heartbeat_of_an_opening_that_gets_no_answer_is_put_once(bench: Bench, fault: str) -> None:
     """And one that came between the look and the first put of the store that was opened is no fork."""
