@@ -5,6 +5,7 @@ the first of them on, and their files. The newest manifest always stays. A file 
 that is being made: only the leader that makes it removes those of less than a day, which have its epoch in their names.
 While a manifest cannot be read no file goes: it may name the only copy of a day that is away.
 A compacted generation that no store has fetched goes after the retention.
+The log object that the newest manifest stands at stays: an old leader that has stood still finds there who leads.
 """
 
 from datetime import UTC, datetime, timedelta

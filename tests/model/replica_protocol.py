@@ -213,7 +213,8 @@ def _steps(
             yield "opens", _with(state, index, opened)
         else:
             yield "deposed", _with(state, index, process._replace(role=DEPOSED, put=None))
-    if role == LEADS and process.opened:  # the thread of its heartbeats has not heard of it yet
+    leads = process.fresh or newest_epoch(state) <= process.epoch  # by its lease, or by a look after it
+    if role == LEADS and process.opened and leads:  # the thread of its heartbeats has not heard of it yet
         beats = (each.seq for each in state.log if (each.owner, each.epoch) == (index, process.epoch))
         following = max(beats, default=NUMBERS) + 1
         if following <= NUMBERS and following not in there:
@@ -245,8 +246,8 @@ def _leads(
             yield "manifest", state._replace(manifest=Manifest(process.seq - 1, process.entries, process.epoch))
         old = [each for each in state.processes if each.role == LEADS and each.epoch < newest_epoch(state)]
         late = fault == "pruned early" or not any(each.fresh for each in old)
-        if process.role == LEADS and state.prunings < 1 and late and any(seq <= manifest.seq for seq in there):
-            kept = tuple(each for each in state.log if each.seq > manifest.seq)
+        if process.role == LEADS and state.prunings < 1 and late and any(seq < manifest.seq for seq in there):
+            kept = tuple(each for each in state.log if each.seq >= manifest.seq)  # that one says who leads
             yield "prunes", state._replace(log=kept, prunings=state.prunings + 1)
     elif put[1] == TAKEN and not (is_own and fault == "heartbeat is the entry"):
         goes_on = is_own and (state.log[-1].epoch == process.epoch or fault == "no look behind the heartbeat")

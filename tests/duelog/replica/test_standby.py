@@ -38,7 +38,7 @@ from duelog.replica.identity import read_shipped
 from duelog.replica.log_object import FENCE, HEARTBEAT, RESIGNED, LogObject, unpack
 from duelog.replica.log_writer import LogWriter
 from duelog.replica.manifest import read_manifest
-from duelog.replica.pruning import made_by
+from duelog.replica.pruning import made_by, prune
 from duelog.replica.replica_status import aside_of
 from duelog.replica.restoring import GapFound, Restoring, take_place
 from duelog.replica.set_aside import AsideMessage, read_aside, send_again
@@ -479,6 +479,29 @@ def test_a_store_that_goes_on_behind_its_heartbeat_is_deposed_by_a_fence_there(b
     found = [(each.seq, each.kind, each.epoch) for each in log_of(bench.bucket)]
     assert found[-2:] == [(first, HEARTBEAT, 2), (first + 1, FENCE, 3)]
     assert bench.waiting("three") == {b"1"}
+
+
+def test_a_store_that_goes_on_behind_its_heartbeat_is_deposed_where_that_came_behind_pruning(bench: Bench) -> None:
+    """It stood still while another led. The log object of the newest manifest is still there, and says so."""
+    bench.ship(b"1")
+    two, three = (bench.follow(name) for name in ("two", "three"))
+    bench.take_over(two)
+    first = len(log_of(bench.bucket)) + 1
+    _, late = present(two._writer).heartbeat(bench.clock.now_ms())
+
+    def between(name: str) -> None:
+        if name == log_name(first):
+            bench.bucket.before_creation = lambda name: None
+            assert not three.step()
+            bench.take_over(three)
+            with bench.open("three") as leader:
+                manifested(leader)
+            assert prune(bench.bucket, bench.clock.now_ms() + 10 * 86_400_000, 86_400_000).log_objects >= first
+            bench.bucket.append(first, late)
+
+    bench.bucket.before_creation = between
+    with pytest.raises(Deposed):
+        ship(bench.open("two"))
 
 
 def test_a_leader_that_is_deposed_before_it_is_open_follows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
