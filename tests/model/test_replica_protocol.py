@@ -21,4 +21,4 @@ def test_no_state_of_the_protocol_is_wrong(beginning: str) -> None:
 @pytest.mark.parametrize("fault", wrong_engines(FAULTS, *QUICKLY_FOUND))
 def test_a_protocol_with_a_fault_is_found_out(fault: str) -> None:
     """Each rule is needed: without it a state that is wrong is found."""
-    assert any(explore(fault, 150_000, beginning).wrong for beginning in BEGINNINGS), FAULTS[fault]
+    assert any(explore(fault, 500_000, beginning).wrong for beginning in BEGINNINGS), FAULTS[fault]
