@@ -58,8 +58,8 @@ OwnerOf = Callable[[str], str | None]
 class Application:
     """Answers requests by its routes. Of the event loop's thread.
 
-    is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost. elsewhere: where
-    another process offers the rest, and which; a request for it is told so with 503.
+    is_local: it listens at this machine's own addresses alone, and is asked by these or as localhost. elsewhere: says
+    which process offers what this one does not; a request for that gets it, with 503.
     """
 
     routes: InitVar[Iterable[Route]]

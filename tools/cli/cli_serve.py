@@ -71,8 +71,8 @@ class Processes:
                     codes = self._ended()
                     failed += stopping and sum(code not in _AS_TOLD for code in codes.values())
                     if codes and is_whole:
-                        soon = time.monotonic() - begun_s < _LONGEST_PAUSE_S
-                        pause_s = min(max(2 * pause_s * soon, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                        is_early = time.monotonic() - begun_s < _LONGEST_PAUSE_S
+                        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_early and pause_s else _FIRST_PAUSE_S
                     for child, code in () if stopping else codes.items():
                         text = "process %d has ended with status %d: another takes its place in %g s"
                         _log.error(text, child, code, pause_s)

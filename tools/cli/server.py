@@ -237,7 +237,9 @@ class Server:
         for at in range(0, len(ids), _PAGE):
             given = {**body, "messageIds": ids[at : at + _PAGE]}
             done += self._rest.ask("POST", f"{_duelog(topic)}/{verb}", given)["messages"]
-        return [each for _, each in zip(ids, done, strict=True)]
+        if len(done) != len(ids):
+            raise self._rest.strange(f"{len(ids)} messages were named, and {len(done)} answered")
+        return done
 
     # -- subscriptions ---------------------------------------------------------------------------------
 

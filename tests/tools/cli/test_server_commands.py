@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -25,16 +25,13 @@ from tests.tools.command_line import DAY_MS, FUTURE_MS, json_lines_of, json_of, 
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[str]:
-    """A server of another program, which answers all requests alike; its address."""
+def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """A server of another program, which answers each request by `answer`; its address."""
 
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            answer(self)
 
         do_POST = do_GET
 
@@ -49,6 +46,18 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         finally:
             other.shutdown()
             thread.join()
+
+
+def always(status: int, body: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """The same answer to each request."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
 
 
 @contextmanager
@@ -250,32 +259,19 @@ def test_a_request_that_another_server_is_to_answer_is_sent_on_with_its_method_a
     """A cancellation through a server that answers 307; two that send on to each other end, and are told of."""
     onward: list[str] = []
 
-    class Elsewhere(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(307)
-            self.send_header("Location", onward[0] + self.path)
-            self.end_headers()
+    def elsewhere(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(307)
+        request.send_header("Location", onward[0] + request.path)
+        request.end_headers()
 
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as first:
-        thread = threading.Thread(target=first.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        here = f"http://127.0.0.1:{first.server_port}"
-        try:
-            with serving(shutil.copytree(filled, tmp_path / "store")) as url:
-                onward.append(url)
-                found = json_lines_of("scheduled", "--server", here, "reminders")
-                (done,) = json_lines_of("cancel", "--server", here, "reminders", found[0]["message_id"])
-                assert done["outcome"] == "cancelled"
-            onward[0] = here
-            assert "from server to server" in refused("scheduled", "--server", here, "reminders")
-        finally:
-            first.shutdown()
-            thread.join()
+    with answering(elsewhere) as here:
+        with serving(shutil.copytree(filled, tmp_path / "store")) as url:
+            onward.append(url)
+            found = json_lines_of("scheduled", "--server", here, "reminders")
+            (done,) = json_lines_of("cancel", "--server", here, "reminders", found[0]["message_id"])
+            assert done["outcome"] == "cancelled"
+        onward[0] = here
+        assert "from server to server" in refused("scheduled", "--server", here, "reminders")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +284,7 @@ def test_a_request_that_another_server_is_to_answer_is_sent_on_with_its_method_a
 )
 def test_what_is_no_server_of_duelog_is_one_line(status: int, body: bytes, said: str) -> None:
     """A page of another program behind the address, a text that would move the terminal's cursor."""
-    with answering(status, body) as url:
+    with answering(always(status, body)) as url:
         line = refused("topics", "list", "--server", url)
     assert said in line
     assert line.count("\n") == 1
@@ -299,7 +295,7 @@ def test_what_is_no_server_of_duelog_is_one_line(status: int, body: bytes, said:
 )
 def test_json_of_another_shape_is_one_line_that_names_the_server(body: bytes) -> None:
     """An array, a number, an object that lacks what is read: each command ended with a traceback."""
-    with answering(200, body) as url:
+    with answering(always(200, body)) as url:
         for command in (
             "topics list --server {}",
             "topics list --server {} --namespace a/b",
